@@ -15,8 +15,10 @@ import json
 import os
 import time
 from contextlib import suppress
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 PLAN = "plan.json"
 PHASE = "phase.json"

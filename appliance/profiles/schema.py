@@ -4,19 +4,13 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
-from appliance.models.source import ModelSource
+from appliance.models.source import ModelSource, Strict
 
 Provenance = Literal["measured", "published", "predicted", "derived", "chosen"]
 """measured: on a V100 by us; published: by others, with its contract; predicted: by the committed model;
 derived: arithmetic on the checkpoint's shapes; chosen: a decision of ours."""
-
-
-class Strict(BaseModel):
-    """Refuses unknown keys and is never changed after loading."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class Figure(Strict):
