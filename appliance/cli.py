@@ -9,7 +9,7 @@ import argparse
 import importlib
 import os
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from appliance import __version__
 from appliance.errors import ApplianceError, nearest
@@ -32,6 +32,25 @@ VERBS = {
 }
 
 
+class Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line, with the nearest option."""
+
+    def error(self, message: str) -> NoReturn:
+        """Exit with status 2, as argparse does, without the usage in front."""
+        kind, _, words = message.partition(": ")
+        if kind == "unrecognized arguments":
+            word = words.split()[0].partition("=")[0]
+            message = f'"{word}" is no option{nearest(word, self._option_string_actions)}'
+            if any(action.nargs == argparse.REMAINDER for action in self._actions):
+                message = f"{_sentence(message)} options for vLLM go after --"
+        self.exit(2, f"appliance: {_sentence(message)} `{self.prog} --help` lists the options\n")
+
+
+def _sentence(text: str) -> str:
+    """`text` with what separates it from the advice that follows."""
+    return text if text.endswith("?") else text + ";"
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb. Returns the exit status: 0 done, 1 a check failed, 2 bad usage or configuration."""
     words = list(sys.argv[1:] if argv is None else argv)
@@ -47,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f'appliance: no verb "{verb}"{nearest(verb, VERBS)} `appliance --help` lists them', file=sys.stderr)
             return 2
         module = importlib.import_module(f"appliance.commands.{verb}")
-        parser = argparse.ArgumentParser(prog=f"appliance {verb}", description=module.SUMMARY, allow_abbrev=False)
+        parser = Parser(prog=f"appliance {verb}", description=module.SUMMARY, allow_abbrev=False)
         module.configure(parser)
         return int(module.run(parser.parse_args(words[1:])))
     except ApplianceError as error:
