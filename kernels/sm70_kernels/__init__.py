@@ -1,1 +1,1 @@
-"""Kernels for NVIDIA Volta (SM70): what is built, how it is built, loaded and launched, and the torch operators over it."""
+"""Kernels for NVIDIA Volta (SM70): what is built, how it is built, loaded and launched, and torch operators over it."""

@@ -1,7 +1,8 @@
 """What is built: kernels, their specialisations, and the hash of everything that decides their machine code. Pure data.
 
 A kernel is one `extern "C" __global__` function in one file below `csrc/`. A specialisation gives every compile-time
-constant of that kernel a value; NVRTC sees them as macros, so a kernel may write `__launch_bounds__(THREADS)`.
+constant of that kernel a value; NVRTC sees them as macros, so a kernel may write `__launch_bounds__(THREADS)`. Macros
+being in capitals, headers name their template parameters in small letters.
 
     RMS_NORM = Kernel("rms_norm", source="norm/rms_norm.cu", entry="rms_norm", params="PPPifI", constants=("THREADS",))
     WIDE = Specialisation(RMS_NORM, {"THREADS": 320})
@@ -32,7 +33,7 @@ CSRC = Path(__file__).resolve().parent.parent / "csrc"
 FLAGS = ("--gpu-architecture=sm_70", "-std=c++17", "--ptxas-options=-v")
 """One compilation yields the sm_70 cubin, its PTX (target sm_70: any newer GPU may compile it) and ptxas' figures."""
 
-FAMILIES: tuple[str, ...] = ()
+FAMILIES: tuple[str, ...] = ("sm70_kernels.heuristics.elementwise",)
 """Modules with a table `SPECIALISATIONS`, in the order in which they are built."""
 
 PARAMETER_BYTES = {"P": 8, "q": 8, "Q": 8, "i": 4, "I": 4, "f": 4}

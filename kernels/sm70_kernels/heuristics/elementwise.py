@@ -1,0 +1,112 @@
+"""Which specialisation of the norms and gates serves which row: chosen by width and alignment, never by the batch."""
+
+from __future__ import annotations
+
+from functools import cache
+
+from sm70_kernels.registry import Kernel, Specialisation
+
+RMS_NORM = Kernel(
+    "rms_norm",
+    source="norm/rms_norm.cu",
+    entry="rms_norm",
+    params="PPPPPiqqf",
+    constants=("THREADS", "VECTORS", "WIDTH", "RESIDUAL"),
+)
+GATED_RMS_NORM = Kernel(
+    "gated_rms_norm",
+    source="norm/gated_rms_norm.cu",
+    entry="gated_rms_norm",
+    params="PPPPiiqqqqf",
+    constants=("THREADS", "LANES"),
+)
+QK_NORM_MROPE = Kernel(
+    "qk_norm_mrope",
+    source="norm/qk_norm_mrope.cu",
+    entry="qk_norm_mrope",
+    params="PPPPPPPPiiiiiiqqqqqf",
+    constants=("THREADS", "LANES", "ROTARY"),
+)
+GATE = Kernel(
+    "gate",
+    source="activation/gate.cu",
+    entry="gate",
+    params="PPPiiqqqq",
+    constants=("THREADS", "WIDTH", "SILU"),
+)
+DEQUANT_CODES = Kernel(
+    "dequant_codes", source="selftest/dequant.cu", entry="dequant_codes", params="P", constants=("THREADS",)
+)
+
+# A row of rms_norm: the widest row, then the block that owns it. Few threads with two vectors each keep several rows on
+# an SM; a warp's second load is in flight with its first. Provenance: derived (volta.md C.3: nine warp-wide 16-byte
+# loads in flight for each SM), not timed on a V100.
+#   width of an access   widest row   threads   vectors
+_ROWS = (
+    (8, 1024, 128, 1),
+    (8, 2560, 160, 2),
+    (8, 5120, 320, 2),
+    (8, 16384, 512, 4),
+    (1, 1024, 256, 4),
+    (1, 8192, 512, 16),
+)
+
+ROTARY_HEADS = ((256, 64), (128, 128), (128, 64))
+"""Head dimension and rotated part of what is built ahead: Qwen3.8-27B's, and the two commonest besides."""
+
+GATED_HEADS = (64, 128, 256)
+"""Head dimensions of the gated norm that are built ahead: Qwen3.8-27B has 128."""
+
+
+@cache
+def rms_norm(hidden: int, wide: bool, residual: int) -> Specialisation | None:
+    """Return the kernel for rows of `hidden`, or None when it has none.
+
+    `wide` says that 16-byte accesses are allowed; `residual` is 0 for none, 1 for FP16, 2 for FP32.
+    """
+    for width, widest, threads, vectors in _ROWS:
+        if (width == 8) == wide and hidden <= widest:
+            constants = {"THREADS": threads, "VECTORS": vectors, "WIDTH": width, "RESIDUAL": residual}
+            return Specialisation(RMS_NORM, constants)
+    return None
+
+
+@cache
+def gated_rms_norm(head: int) -> Specialisation | None:
+    """Return the kernel for heads of `head` elements, or None when their lanes do not fill a part of a warp."""
+    lanes = head // 8
+    if head % 8 or lanes not in (1, 2, 4, 8, 16, 32):
+        return None
+    return Specialisation(GATED_RMS_NORM, {"THREADS": 128, "LANES": lanes})
+
+
+@cache
+def qk_norm_mrope(head: int, rotary: int) -> Specialisation | None:
+    """Return the kernel for heads of `head` elements of which `rotary` are turned, or None when it has none."""
+    lanes, pair = head // 8, rotary // 16
+    if head % 8 or rotary % 16 or lanes not in (1, 2, 4, 8, 16, 32) or pair not in (1, 2, 4, 8, 16) or rotary > head:
+        return None
+    return Specialisation(QK_NORM_MROPE, {"THREADS": 128, "LANES": lanes, "ROTARY": rotary})
+
+
+@cache
+def gate(wide: bool, silu: bool) -> Specialisation:
+    """Return the kernel for out = f(gate) * x; `wide` says that 16-byte accesses are allowed."""
+    return Specialisation(GATE, {"THREADS": 256, "WIDTH": 8 if wide else 1, "SILU": int(silu)})
+
+
+@cache
+def dequant_codes() -> Specialisation:
+    """Return the self-test of the dequantisation through the tensor core."""
+    return Specialisation(DEQUANT_CODES, {"THREADS": 32})
+
+
+def _built_ahead() -> tuple[Specialisation, ...]:
+    rows = [rms_norm(widest, width == 8, residual) for width, widest, _, _ in _ROWS for residual in (0, 1, 2)]
+    gated = [gated_rms_norm(head) for head in GATED_HEADS]
+    rotary = [qk_norm_mrope(head, part) for head, part in ROTARY_HEADS]
+    gates = [gate(wide, silu) for wide in (True, False) for silu in (True, False)]
+    return tuple(spec for spec in (*rows, *gated, *rotary, *gates, dequant_codes()) if spec)
+
+
+SPECIALISATIONS = _built_ahead()

@@ -1,0 +1,82 @@
+"""Load one specialisation on one device, through the driver API."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from sm70_kernels.build import store
+from sm70_kernels.errors import KernelError, missing
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from types import ModuleType
+
+    from cuda.bindings.driver import CUfunction
+
+    from sm70_kernels.build.manifest import Form
+    from sm70_kernels.registry import Specialisation
+
+# A block may have this much shared memory without asking (CUDA C++ Programming Guide, compute capability 7.x).
+SHARED_WITHOUT_ASKING = 48 * 1024
+
+
+def form_for(kernel: str, capability: tuple[int, int], device: str) -> Form:
+    """Return which form a GPU of this compute capability loads. Raises KernelError below 7.0."""
+    if capability < (7, 0):
+        text = f"{device} has compute capability {capability[0]}.{capability[1]}: these kernels want 7.0 or newer"
+        raise missing(kernel, text)
+    return "cubin" if capability == (7, 0) else "ptx"
+
+
+def load_function(spec: Specialisation, device: int) -> CUfunction:
+    """Load `spec` in the primary context of `device`. Returns the driver's function handle.
+
+    The module stays for the life of the process: a captured graph may launch from it at any time. Raises KernelError.
+    """
+    driver = _driver(spec)
+    form = form_for(spec.kernel.name, torch.cuda.get_device_capability(device), torch.cuda.get_device_name(device))
+    code = store.load(spec, form)
+    with torch.cuda.device(device), _allowed_in_capture(driver):
+        # torch makes its primary context current on the first use of a device, and the module belongs to it.
+        torch.cuda.current_stream()
+        module = check(driver.cuModuleLoadData(code + b"\0" if form == "ptx" else code), spec, "cuModuleLoadData")
+        entry = spec.kernel.entry.encode()
+        function = check(driver.cuModuleGetFunction(module, entry), spec, "cuModuleGetFunction")
+        attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+        if spec.shared_bytes > SHARED_WITHOUT_ASKING:
+            check(driver.cuFuncSetAttribute(function, attribute, spec.shared_bytes), spec, "cuFuncSetAttribute")
+        # Under lazy loading, asking for an attribute is what brings the code to the device before the first launch.
+        check(driver.cuFuncGetAttribute(attribute, function), spec, "cuFuncGetAttribute")
+    return function
+
+
+def check(result: tuple[Any, ...], spec: Specialisation, call: str) -> object:
+    """Return what a driver call gave. Raises KernelError when it failed."""
+    if result[0].value != 0:
+        raise KernelError(f"launch_failed:{spec.kernel.name}", f"{call} of {spec.name} failed: {result[0].name}")
+    return result[1] if len(result) > 1 else None
+
+
+def _driver(spec: Specialisation) -> ModuleType:
+    try:
+        from cuda.bindings import driver
+    except ImportError as error:
+        raise missing(
+            spec.kernel.name, f"cuda-bindings is not installed, so nothing can be launched: {error}"
+        ) from error
+    module: ModuleType = driver
+    return module
+
+
+@contextlib.contextmanager
+def _allowed_in_capture(driver: ModuleType) -> Iterator[None]:
+    """Let this thread load modules although a stream capture may be under way: loading is not part of the graph."""
+    relaxed = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+    _, before = driver.cuThreadExchangeStreamCaptureMode(relaxed)
+    try:
+        yield
+    finally:
+        driver.cuThreadExchangeStreamCaptureMode(before)
