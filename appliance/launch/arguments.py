@@ -84,12 +84,12 @@ def parse(spec: Spec, raw: object, source: str) -> Any:  # noqa: ANN401 - of the
     try:
         value = _CONVERTERS[spec.kind](spec, raw)
     except ValueError as error:
-        raise ConfigurationError(f"{source}: {spec.option} is {_shown(raw)}; wanted {error}") from None
+        raise ConfigurationError(f"{source}: {spec.option} is {shown(raw)}; wanted {error}") from None
     for item in value if isinstance(value, list) else [value]:
         if spec.choices and item not in spec.choices:
             wanted = ", ".join(map(str, spec.choices))
             hint = nearest(str(item), map(str, spec.choices))
-            raise ConfigurationError(f"{source}: {spec.option} is {_shown(item)}; wanted one of {wanted}{hint}")
+            raise ConfigurationError(f"{source}: {spec.option} is {shown(item)}; wanted one of {wanted}{hint}")
     return value
 
 
@@ -164,8 +164,10 @@ _CONVERTERS = {
 }
 
 
-def _shown(raw: object) -> str:
+def shown(raw: object) -> str:
+    """Return a value in quotes, on one line and cut to a length that a message can have."""
     text = raw if isinstance(raw, str) else json.dumps(raw, default=str)
+    text = "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)
     return f'"{text if len(text) <= 80 else text[:77] + "..."}"'
 
 

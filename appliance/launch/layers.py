@@ -98,11 +98,16 @@ def _environment(environ: Mapping[str, str], cwd: Path) -> tuple[dict[str, Sourc
 
 
 def _unknown(variable: str) -> str:
-    known = [setting.variable for setting in settings.SETTINGS.values()]
-    if variable.startswith(ENGINE_PREFIX):
-        known = [ENGINE_PREFIX + name.upper() for name in arguments.table()]
-    hint = nearest(variable, known) or ";"
-    return f'environment: no setting "{variable}"{hint} `appliance plan --settings` lists them'
+    # Compared without the prefix, which would make every pair of names alike.
+    known = {setting.name: setting.variable for setting in settings.SETTINGS.values()}
+    name = variable.removeprefix(settings.PREFIX).lower()
+    if variable.startswith(ENGINE_PREFIX) or name in arguments.table():
+        known = {name: ENGINE_PREFIX + name.upper() for name in arguments.table()}
+        name = variable.removeprefix(ENGINE_PREFIX).removeprefix(settings.PREFIX).lower()
+    hint = nearest(name, known)
+    for close, shown in known.items():
+        hint = hint.replace(f'"{close}"', f'"{shown}"')
+    return f'environment: no setting "{variable}"{hint or ";"} `appliance plan --settings` lists them'
 
 
 def _argument(name: str, raw: object, source: str) -> Sourced:
@@ -127,6 +132,10 @@ def _file(path: Path) -> tuple[dict[str, Sourced], dict[str, Sourced]]:
                 sourced = _argument(name, value, source)
                 _once(engine, name.replace("-", "_"), sourced, source)
             continue
+        if key.replace("-", "_") in arguments.table().keys() - settings.SETTINGS.keys():
+            raise ConfigurationError(
+                f"{source}: {key} is an argument of vLLM; it goes under the key `{ENGINE_SECTION}`"
+            )
         setting = settings.find(key, source)
         if setting.name == "config":
             raise ConfigurationError(f"{source}: config names this file; one file cannot name another")
@@ -149,7 +158,7 @@ def _mapping(raw: object, where: str) -> Iterator[tuple[str, Any]]:
         raise ConfigurationError(f"{where}: wanted keys with values (`key: value`), got {type(raw).__name__}")
     for key, value in raw.items():
         if not isinstance(key, str):
-            raise ConfigurationError(f'{where}: the key "{key}" is no name; put it in quotes if it is meant as one')
+            raise ConfigurationError(f"{where}: the key {arguments.shown(key)} is no name; put quotes around it")
         yield key, value
 
 

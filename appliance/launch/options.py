@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from appliance.errors import ConfigurationError, nearest
-from appliance.launch.arguments import VLLM, Spec, merge, parse, table
+from appliance.launch.arguments import VLLM, Spec, merge, parse, shown, table
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -40,7 +40,7 @@ def read_options(tokens: Sequence[str], source: str) -> list[Given]:
         word = queue.pop(0)
         if not word.startswith("-") or word in ("-", "--"):
             raise ConfigurationError(
-                f'{source}: "{word}" belongs to no option; an option starts with "-", and the model goes into --model'
+                f"{source}: {shown(word)} belongs to no option; options start with a dash, the model goes into --model"
             )
         name, equals, value = word.partition("=")
         if re.fullmatch(r"-O\d", name):
@@ -51,7 +51,7 @@ def read_options(tokens: Sequence[str], source: str) -> list[Given]:
             given.append(_dotted(spec, path, [value] if equals else _take(queue, spec, source), word, source))
         elif spec.kind in ("flag", "boolean"):
             if equals:
-                raise ConfigurationError(f'{source}: {name} takes no value; "{word}" gives one')
+                raise ConfigurationError(f"{source}: {spec.option} takes no value; {shown(word)} gives one")
             given.append(Given(spec, not negated, (word,)))
         else:
             values = [value] if equals else _take(queue, spec, source)
@@ -70,14 +70,14 @@ def _named(base: str, source: str) -> tuple[Spec, bool]:
             if base in spec.short:
                 return spec, False
         known = [short for spec in table().values() for short in spec.short]
-        raise ConfigurationError(f'{source}: vLLM {VLLM} has no option "{base}"{nearest(base, known)}')
+        raise ConfigurationError(f"{source}: vLLM {VLLM} has no option {shown(base)}{nearest(base, known)}")
     name = base[2:].replace("-", "_")
     bare = table().get(name.removeprefix("no_"))
     if name not in table() and bare is not None and bare.kind == "boolean":
         return bare, True
     known = [spec.option for spec in table().values()]
     if name not in table():
-        raise ConfigurationError(f'{source}: vLLM {VLLM} has no option "{base}"{nearest("--" + base[2:], known)}')
+        raise ConfigurationError(f"{source}: vLLM {VLLM} has no option {shown(base)}{nearest('--' + base[2:], known)}")
     return table()[name], False
 
 
@@ -99,7 +99,7 @@ def _is_option(word: str) -> bool:
 
 def _dotted(spec: Spec, path: list[str], values: list[str], word: str, source: str) -> Given:
     if spec.kind != "json" or not all(key.rstrip("+") for key in path):
-        raise ConfigurationError(f'{source}: "{word}" sets a key of {spec.option}, which has no keys')
+        raise ConfigurationError(f"{source}: {shown(word)} sets a key of {spec.option}, which has no keys")
     value: Any
     if path[-1].endswith("+"):
         path, value = [*path[:-1], path[-1][:-1]], [_scalar(item) for item in values[0].split(",")]

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from appliance.errors import ConfigurationError, nearest
+from appliance.launch.arguments import shown
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -124,15 +125,15 @@ HEALTH = {"start_budget": "start", "progress_budget": "progress", "stall_grace":
 """The settings that override one of the profile's health budgets."""
 
 
-def find(name: str, where: str, shown: str | None = None) -> Setting:
-    """Return the setting called `name` (dashes count as underscores).
+def find(name: str, where: str) -> Setting:
+    """Return the setting called `name` (dashes count as underscores), written in `where`.
 
-    `shown` is the name as it was written and `where` the place. Raises ConfigurationError with the nearest name.
+    Raises ConfigurationError with the nearest name.
     """
     setting = SETTINGS.get(name.replace("-", "_"))
     if setting is None:
         raise ConfigurationError(
-            f'{where}: no setting "{shown or name}"{nearest(name.replace("-", "_"), SETTINGS) or ";"}'
+            f'{where}: no setting "{name}"{nearest(name.replace("-", "_"), SETTINGS) or ";"}'
             " `appliance plan --settings` lists them"
         )
     return setting
@@ -145,7 +146,7 @@ def parse(setting: Setting, raw: object, source: str, base: Path) -> Any:  # noq
     """
     value = _convert(setting, raw, base)
     if value is None:
-        seen = "" if setting.secret else f" is {_shown(raw)}"
+        seen = "" if setting.secret else f" is {shown(raw)}"
         raise ConfigurationError(f"{source}: {setting.name}{seen}; wanted {setting.wanted}")
     return value
 
@@ -166,11 +167,6 @@ def _convert(setting: Setting, raw: object, base: Path) -> Any:  # noqa: ANN401
     if setting.kind in ("folder", "file"):
         return os.path.abspath(base / raw)  # noqa: PTH100 - Path.resolve would follow links, which may be swapped later
     return raw
-
-
-def _shown(raw: object) -> str:
-    text = str(raw)
-    return f'"{text if len(text) <= 80 else text[:77] + "..."}"'
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

@@ -1,0 +1,189 @@
+"""The engine's arguments from all layers, what they may not be, and the command line that they make."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+from appliance.errors import ConfigurationError
+from appliance.launch import arguments
+from appliance.launch.layers import PASSTHROUGH
+from appliance.launch.plan import Sourced
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from appliance.launch.options import Options
+    from appliance.profiles.schema import Profile
+
+SERVE = "appliance.engine.serve"
+MIDDLEWARE = "appliance.engine.middleware.InFlight"
+SCHEDULER = "appliance.engine.scheduler.recording_scheduler"
+
+_FIRST = ("model", "served_model_name", "host", "port")
+"""Written first, because a person looks for them."""
+
+_MERGED = ("additional_config",)
+"""JSON arguments of which every layer sets its own keys."""
+
+
+def combine(
+    profile: Profile,
+    settings: Mapping[str, Sourced],
+    below: Mapping[str, Sourced],
+    after: Options,
+    *,
+    model: Sourced,
+    draft: Sourced | None,
+) -> dict[str, Sourced]:
+    """Return every argument of vLLM with its source: profile < `below` (file, environment) < `after` (`--`).
+
+    `model` and `draft` are folders. Raises ConfigurationError where the profile names an argument wrongly, and where
+    a key is set in what is no mapping.
+    """
+    found = _of_profile(profile, draft)
+    for name, sourced in below.items():
+        found[name] = _over(name, found.get(name), sourced)
+    for name, value in after.whole.items():
+        found[name] = _over(name, found.get(name), Sourced(value, PASSTHROUGH))
+    for name, keys in after.keys.items():
+        found[name] = _keyed(name, found.get(name), keys)
+    if draft is not None:
+        _fill_draft(profile, found, draft)
+    found["middleware"] = _with_middleware(found.get("middleware"))
+    found.update(model=model, host=settings["host"], port=settings["port"])
+    if "served_model_name" not in found:
+        served = settings["served_model_name"]
+        found["served_model_name"] = Sourced([served.value], served.source)
+    found = {name: sourced for name, sourced in found.items() if sourced.value is not None}
+    refuse(found)
+    return dict(sorted(found.items()))
+
+
+def _of_profile(profile: Profile, draft: Sourced | None) -> dict[str, Sourced]:
+    source = f"profile {profile.name}"
+    found = {
+        spec.name: Sourced(arguments.parse(spec, value, source), source)
+        for spec, value in ((arguments.find(name, source), value) for name, value in profile.arguments.items())
+    }
+    if profile.sampling:
+        found["override_generation_config"] = Sourced(dict(profile.sampling), source)
+    if profile.switches:
+        switches = Sourced({"sm70": dict(profile.switches)}, source)
+        found["additional_config"] = _over("additional_config", found.get("additional_config"), switches)
+    if profile.draft is not None and draft is not None:
+        options = {key: value for key, value in profile.draft.options.items() if key != "revision"}
+        speculation = {
+            "method": profile.draft.method,
+            "model": draft.value,
+            "num_speculative_tokens": profile.draft.num_speculative_tokens,
+            **options,
+        }
+        found["speculative_config"] = Sourced(speculation, source)
+    found["scheduler_cls"] = Sourced(SCHEDULER, "derived: it records each step")
+    return found
+
+
+def _over(name: str, lower: Sourced | None, upper: Sourced) -> Sourced:
+    if name not in _MERGED or lower is None or not isinstance(upper.value, dict):
+        return upper
+    if not isinstance(lower.value, dict):
+        return upper
+    return Sourced(arguments.merge(lower.value, upper.value), _both(upper.source, lower.source))
+
+
+def _keyed(name: str, lower: Sourced | None, keys: dict[str, Any]) -> Sourced:
+    if lower is None or lower.value is None:
+        return Sourced(keys, PASSTHROUGH)
+    if not isinstance(lower.value, dict):
+        option = arguments.table()[name].option
+        whole = f"{lower.source} gives {arguments.shown(lower.value)}"
+        raise ConfigurationError(f"{PASSTHROUGH}: {option}.KEY sets a key, but {whole}")
+    return Sourced(arguments.merge(lower.value, keys), _both(PASSTHROUGH, lower.source))
+
+
+def _both(upper: str, lower: str) -> str:
+    return upper if upper == lower else f"{upper} over {lower}"
+
+
+def _fill_draft(profile: Profile, found: dict[str, Sourced], draft: Sourced) -> None:
+    """Give a speculation that was written anew, with the profile's method and without a model, the profile's draft."""
+    given = found.get("speculative_config")
+    if given is None or not isinstance(given.value, dict) or profile.draft is None:
+        return
+    if given.value.get("method") == profile.draft.method and "model" not in given.value:
+        filled = {**given.value, "model": draft.value}
+        found["speculative_config"] = Sourced(filled, _both(given.source, draft.source))
+
+
+def _with_middleware(given: Sourced | None) -> Sourced:
+    ours = Sourced([MIDDLEWARE], "derived: it writes the heartbeat")
+    if given is None or MIDDLEWARE in given.value:
+        return given or ours
+    # vLLM adds each as the next outer one. Ours is the innermost: what waits in theirs does not wait for the engine.
+    return Sourced([MIDDLEWARE, *given.value], _both(given.source, ours.source))
+
+
+_ONE_ENGINE = "health watches one engine on one machine; start one appliance for each replica"
+_CONTRACTS: dict[str, tuple[tuple[Any, ...], str]] = {
+    "api_server_count": ((1,), "the heartbeat comes from one API server"),
+    "headless": ((False,), "health asks the API server, which a headless engine has not"),
+    "nnodes": ((1,), _ONE_ENGINE),
+    "node_rank": ((0,), _ONE_ENGINE),
+    "data_parallel_size": ((1,), _ONE_ENGINE),
+    "data_parallel_size_local": ((1,), _ONE_ENGINE),
+    "data_parallel_rank": ((), _ONE_ENGINE),
+    "data_parallel_start_rank": ((), _ONE_ENGINE),
+    "data_parallel_external_lb": ((False,), _ONE_ENGINE),
+    "data_parallel_hybrid_lb": ((False,), _ONE_ENGINE),
+    "disable_log_stats": ((False,), "the heartbeat, and with it health, is made of these statistics"),
+    "uds": ((), "health asks the engine over TCP; use --host and --port"),
+    "config": ((), "its values would escape the plan; give them under `engine` in the file of --config before --"),
+    "hf_token": ((), "the engine never goes to the network; set HF_TOKEN for `appliance models fetch`"),
+}
+"""Arguments that would break what the appliance promises: the values that are allowed nevertheless, and why."""
+
+
+def refuse(found: Mapping[str, Sourced]) -> None:
+    """Raise ConfigurationError for an argument with which the appliance could not keep its promises."""
+    for name, (allowed, why) in _CONTRACTS.items():
+        sourced = found.get(name)
+        if sourced is None or sourced.value in allowed:
+            continue
+        shown = "" if name == "hf_token" or sourced.value is True else f" {sourced.value}"
+        raise ConfigurationError(f"{sourced.source}: {arguments.table()[name].option}{shown} is refused: {why}")
+
+
+def command(found: Mapping[str, Sourced], after: Options) -> tuple[str, ...]:
+    """Return the engine's argv. What came after `--` alone keeps its words and stands last; nothing stands twice."""
+    as_given = [name for name in after.tokens if name in found and found[name].source == PASSTHROUGH]
+    as_given = [name for name in as_given if not (name in after.whole and name in after.keys)]
+    words: list[str] = [sys.executable, "-m", SERVE]
+    rest = [name for name in found if name not in _FIRST]
+    for name in [name for name in (*_FIRST, *rest) if name in found and name not in as_given]:
+        words.extend(arguments.render(name, found[name].value))
+    for name in as_given:
+        words.extend(after.tokens[name])
+    return tuple(words)
+
+
+def world_size(found: Mapping[str, Sourced]) -> int:
+    """Return how many GPUs the arguments ask for: tensor, pipeline and prefill context ranks multiplied."""
+    size = 1
+    for name in ("tensor_parallel_size", "pipeline_parallel_size", "prefill_context_parallel_size"):
+        if name in found:
+            size *= found[name].value
+    return size
+
+
+def speculative_tokens(found: Mapping[str, Sourced]) -> int:
+    """Return how many tokens are drafted at once, 0 without speculation."""
+    given = found.get("speculative_config")
+    return int(given.value.get("num_speculative_tokens", 0)) if given and isinstance(given.value, dict) else 0
+
+
+def shown(words: Sequence[str]) -> str:
+    """Return words as a shell reads them."""
+    import shlex
+
+    return shlex.join(words)
