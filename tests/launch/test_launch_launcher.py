@@ -1,0 +1,85 @@
+"""serve_qwen38_27b_nvfp4_v100.sh, with a stub in place of `appliance`."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import tomllib
+from typing import TYPE_CHECKING
+
+import pytest
+
+from appliance.paths import ROOT
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SCRIPT = "entrypoint/serve_qwen38_27b_nvfp4_v100.sh"
+SERVE = ["serve", "--profile", "qwen38_27b_nvfp4_dflash2", "--model"]
+
+
+@pytest.fixture
+def stub(tmp_path: Path) -> Path:
+    """A folder with a program `appliance` that prints its arguments, one a line in brackets, and ends with status 7."""
+    program = tmp_path / "bin" / "appliance"
+    program.parent.mkdir()
+    program.write_text("#!/bin/sh\nprintf '[%s]\\n' \"$@\"\nexit 7\n")
+    program.chmod(0o755)
+    return program.parent
+
+
+def launch(stub: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    environment = {"PATH": f"{stub}:{os.environ['PATH']}"}
+    return subprocess.run([ROOT / SCRIPT, *words], env=environment, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["/m"], [*SERVE, "/m", "--"]),
+        (["my model"], [*SERVE, "my model", "--"]),
+        (["/m", "--draft", "/d d"], [*SERVE, "/m", "--draft", "/d d", "--"]),
+        (["/m", "--draft=/d"], [*SERVE, "/m", "--draft", "/d", "--"]),
+        (["/m", "--port", "8001"], [*SERVE, "/m", "--", "--port", "8001"]),
+        (
+            ["/m", "--draft", "/d", "--speculative-config.num_speculative_tokens", "5", "a b", "*"],
+            [*SERVE, "/m", "--draft", "/d", "--", "--speculative-config.num_speculative_tokens", "5", "a b", "*"],
+        ),
+        (["/m", "--help"], [*SERVE, "/m", "--", "--help"]),
+    ],
+)
+def test_it_hands_over_to_serve(stub: Path, words: list[str], expected: list[str]) -> None:
+    done = launch(stub, *words)
+    assert done.stdout == "".join(f"[{word}]\n" for word in expected)
+    assert (done.returncode, done.stderr) == (7, "")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "TARGET is missing"),
+        ([""], "TARGET is missing"),
+        (["--draft", "/d"], 'TARGET comes first, got "--draft"'),
+        (["/m", "--draft"], "--draft wants a folder"),
+        (["/m", "--draft", ""], "--draft wants a folder"),
+        (["/m", "--draft="], "--draft wants a folder"),
+    ],
+)
+def test_misuse_is_told_with_the_usage(stub: Path, words: list[str], message: str) -> None:
+    done = launch(stub, *words)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(
+        f"serve_qwen38_27b_nvfp4_v100.sh: {message}\nusage: serve_qwen38_27b_nvfp4_v100.sh TARGET [--draft DIR]"
+    )
+
+
+@pytest.mark.parametrize("word", ["--help", "-h"])
+def test_help(stub: Path, word: str) -> None:
+    done = launch(stub, word)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("usage: serve_qwen38_27b_nvfp4_v100.sh TARGET [--draft DIR] [vllm options]\n")
+
+
+def test_it_is_installed_with_the_package() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    assert SCRIPT in project["tool"]["setuptools"]["script-files"]
