@@ -96,7 +96,10 @@ def describe(machine: Machine) -> list[str]:
     if not machine.gpus:
         return ["No GPU is visible."]
     kinds = Counter((gpu.name, gpu.capability, gpu.memory_bytes) for gpu in machine.gpus)
-    cards = [f"{number} × {name}: {_capability(cc)}, {_memory(size)}" for (name, cc, size), number in kinds.items()]
+    cards = [
+        f"{number} × {name}: {_capability(cc)}, {_memory(size)}{' each' if number > 1 and size is not None else ''}"
+        for (name, cc, size), number in kinds.items()
+    ]
     lines = ["; ".join(cards) + "."]
     if len(machine.gpus) > 1:
         lines.append(_nvlink_sentence(machine))
@@ -197,4 +200,4 @@ def _capability(capability: tuple[int, int] | None) -> str:
 
 
 def _memory(size: int | None) -> str:
-    return "memory unknown" if size is None else f"{size / 2**30:.1f} GiB each"
+    return "memory unknown" if size is None else f"{size / 2**30:.1f} GiB"

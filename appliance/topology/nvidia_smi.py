@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from itertools import combinations
 from typing import Any
 from xml.parsers import expat
 
@@ -46,6 +47,33 @@ def parse_matrix(text: str, where: str) -> Matrix | None:
     Prompts, escape sequences, NIC rows and columns, affinities and the legend around it are passed over. Raises
     ConfigurationError, its text beginning with `where`, for a matrix that is incomplete or contradicts itself.
     """
+    header, rows = _table(text)
+    devices = header[: header.index("CPU")] if "CPU" in header else header
+    columns = [column for column, word in enumerate(devices) if _GPU_NAME.fullmatch(word)]
+    indices = [_number(devices[column]) for column in columns]
+    if not indices:
+        return None
+    if indices != sorted(set(indices)):
+        raise ConfigurationError(f"{where}: the header of the GPU matrix names a GPU twice or out of order")
+    links = []
+    for index in indices:
+        row = rows.get(index, [])
+        if len(row) <= columns[-1]:
+            fault = "is cut short" if row else "is missing"
+            raise ConfigurationError(f"{where}: the row of GPU{index} {fault}; give the whole table")
+        cells = [row[column] for column in columns]
+        links.append(tuple(_link(cell, index, other, where) for cell, other in zip(cells, indices, strict=True)))
+    for i, j in combinations(range(len(indices)), 2):
+        if links[i][j] != links[j][i]:
+            raise ConfigurationError(
+                f"{where}: GPU{indices[i]} to GPU{indices[j]} and back are not the same link; give the table unedited"
+            )
+    numa = tuple(_numa(header, rows[index][len(devices) :]) for index in indices)
+    return Matrix(tuple(indices), tuple(links), numa)
+
+
+def _table(text: str) -> tuple[list[str], dict[int, list[str]]]:
+    """Return the words of the first table's header, and of each GPU's row behind its name."""
     header: list[str] = []
     rows: dict[int, list[str]] = {}
     for line in _UNDERLINE.sub("", text).splitlines():
@@ -58,23 +86,7 @@ def parse_matrix(text: str, where: str) -> Matrix | None:
             header = words
         elif header:
             rows.setdefault(_number(words[0]), words[1:])
-    indices = [_number(word) for word in header if _GPU_NAME.fullmatch(word)]
-    if not indices:
-        return None
-    if indices != sorted(set(indices)):
-        raise ConfigurationError(f"{where}: the header of the GPU matrix names a GPU twice or out of order")
-    devices = header[: header.index("CPU")] if "CPU" in header else header
-    columns = [devices.index(f"GPU{index}") for index in indices]
-    links = []
-    for index in indices:
-        row = rows.get(index, [])
-        if len(row) <= columns[-1]:
-            fault = "is cut short" if row else "is missing"
-            raise ConfigurationError(f"{where}: the row of GPU{index} {fault}; give the whole table")
-        cells = [row[column] for column in columns]
-        links.append(tuple(_link(cell, index, other, where) for cell, other in zip(cells, indices, strict=True)))
-    numa = tuple(_numa(header, rows[index][len(devices) :]) for index in indices)
-    return Matrix(tuple(indices), tuple(links), numa)
+    return header, rows
 
 
 def _number(word: str) -> int:
