@@ -40,16 +40,18 @@ def launch(
     device = torch._C._cuda_getDevice()
     values: list[int | float] = []
     for value in args:
-        if isinstance(value, torch.Tensor):
-            where = value.get_device()
-            if where != device:
-                if where < 0 or values:
-                    raise ValueError(f"{spec.name}: a tensor is on {value.device}, the current device is cuda:{device}")
-                with torch.cuda.device(where):
-                    return launch(spec, grid, block, args, shared_bytes)
-            values.append(value.data_ptr())
-        else:
+        # The type decides, not isinstance: torch's metaclass answers that in Python, for each number.
+        if type(value) in _NUMBERS:
             values.append(value)
+            continue
+        tensor: torch.Tensor = value
+        where = tensor.get_device()
+        if where != device:
+            if where < 0 or values:
+                raise ValueError(f"{spec.name}: a tensor is on {tensor.device}, the current device is cuda:{device}")
+            with torch.cuda.device(where):
+                return launch(spec, grid, block, args, shared_bytes)
+        values.append(tensor.data_ptr())
     function = _FUNCTIONS.get((spec, device)) or prepare(spec, device)
     function(grid, block, values, spec.shared_bytes if shared_bytes is None else shared_bytes)
     return None
@@ -111,5 +113,6 @@ class _Function:
             check(result, self._spec, "cuLaunchKernel")
 
 
+_NUMBERS = (int, float)
 _FUNCTIONS: dict[tuple[Specialisation, int], _Function] = {}
 _LOADING = threading.Lock()

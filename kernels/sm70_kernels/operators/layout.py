@@ -1,0 +1,26 @@
+"""How tensors lie in memory, as the launchers need it. Nothing here copies unless its docstring says so."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    import torch
+
+
+def rows_of(x: torch.Tensor) -> torch.Tensor:
+    """Return `x` as [rows, last dimension], packed in the last; copies where its strides do not allow a view."""
+    flat = x.reshape(-1, x.shape[-1])
+    return flat if flat.stride(1) == 1 or flat.shape[1] == 1 else flat.contiguous()
+
+
+def stride(x: torch.Tensor, dimension: int) -> int:
+    """Return the stride in elements; 0 along a dimension of one, where torch leaves anything."""
+    return 0 if x.shape[dimension] == 1 else int(x.stride(dimension))
+
+
+def sixteen_bytes(tensors: Iterable[torch.Tensor], strides: Iterable[int]) -> bool:
+    """Say whether FP16 rows may be read 16 bytes at a time: addresses multiples of 16, strides of 8 elements."""
+    return all(x.data_ptr() % 16 == 0 for x in tensors) and all(each % 8 == 0 for each in strides)

@@ -1,0 +1,41 @@
+"""The one way in which an operator of ours becomes `torch.ops.sm70.NAME`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+LIBRARY = torch.library.Library("sm70", "FRAGMENT")
+
+
+def register(schema: str, *, cuda: Callable[..., Any], cpu: Callable[..., Any], fake: Callable[..., Any]) -> None:
+    """Register `NAME(arguments) -> results` with its three implementations.
+
+    `fake` gives empty tensors of the results' shapes and types. All results are new and packed, and no argument is
+    changed: torch.compile may treat such an operator freely.
+    """
+    name = schema.partition("(")[0]
+    LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
+    LIBRARY.impl(name, cuda, "CUDA")
+    LIBRARY.impl(name, cpu, "CPU")
+    torch.library.register_fake(f"sm70::{name}", fake, lib=LIBRARY)
+
+
+def like_first(x: torch.Tensor, *_: object) -> torch.Tensor:
+    """Be the fake implementation of an operator whose result is like its first argument, packed."""
+    return x.new_empty(x.shape)
+
+
+def wanted(condition: bool, operator: str, what: str, seen: object) -> None:
+    """Raise ValueError, `sm70.OPERATOR wants WHAT, not SEEN`, unless the condition holds."""
+    if not condition:
+        raise ValueError(f"sm70.{operator} wants {what}, not {seen}")
+
+
+def described(x: torch.Tensor) -> str:
+    """Return type, shape and place of a tensor, as an error shows it."""
+    return f"{str(x.dtype).removeprefix('torch.')}{list(x.shape)} on {x.device.type}"
