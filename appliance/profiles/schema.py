@@ -8,9 +8,10 @@ from pydantic import Field
 
 from appliance.models.source import ModelSource, Strict
 
-Provenance = Literal["measured", "published", "predicted", "derived", "chosen"]
-"""measured: on a V100 by us; published: by others, with its contract; predicted: by the committed model;
-derived: arithmetic on the checkpoint's shapes; chosen: a decision of ours."""
+Provenance = Literal["measured", "published", "predicted", "derived", "calibrated", "chosen"]
+"""measured: by us, on the hardware that the profile is for; published: by others, with its contract; predicted: by the
+committed model; derived: arithmetic on the checkpoint's shapes; calibrated: fitted so that a published total comes
+out, its source names which; chosen: a decision of ours."""
 
 
 class Figure(Strict):
@@ -70,7 +71,13 @@ class MemoryNeeds(Strict):
     weights: Figure
     draft_weights: Figure | None = None
     workspaces: Figure
+    """Permanent buffers besides weights, whatever the prefill budget is. The prefix bridge is not among them."""
+    activations: Figure | None = None
+    """Peak per token of the prefill budget (max_num_batched_tokens)."""
+    prefix_bridge: bool = False
+    """Whether 8-bit KV is expanded for prefill into one FP16 workspace of max_model_len tokens."""
     graphs: Figure
+    """CUDA context, captured graphs and allocator slack: what lies outside the memory share. 0 on the CPU."""
     headroom: Figure
     guarantee_requests: int = Field(ge=1)
     guarantee_tokens: int = Field(ge=1)
@@ -105,6 +112,8 @@ class Profile(Strict):
     """Order of preference among profiles that fit; lower comes first."""
     model: ModelSource
     served_model_name: str
+    architectures: tuple[str, ...] = ()
+    """What the checkpoint's config.json may name, since the memory plan holds for these shapes only. Empty: any."""
     draft: Draft | None = None
     needs: Needs
     memory: MemoryNeeds
