@@ -34,10 +34,6 @@ GATE = Kernel(
     params="PPPiiqqqq",
     constants=("THREADS", "WIDTH", "SILU"),
 )
-DEQUANT_CODES = Kernel(
-    "dequant_codes", source="selftest/dequant.cu", entry="dequant_codes", params="P", constants=("THREADS",)
-)
-
 # A row of rms_norm: the widest row, then the block that owns it. Few threads with two vectors each keep several rows on
 # an SM; a warp's second load is in flight with its first. Provenance: derived (volta.md C.3: nine warp-wide 16-byte
 # loads in flight for each SM), not timed on a V100.
@@ -95,18 +91,12 @@ def gate(wide: bool, silu: bool) -> Specialisation:
     return Specialisation(GATE, {"THREADS": 256, "WIDTH": 8 if wide else 1, "SILU": int(silu)})
 
 
-@cache
-def dequant_codes() -> Specialisation:
-    """Return the self-test of the dequantisation through the tensor core."""
-    return Specialisation(DEQUANT_CODES, {"THREADS": 32})
-
-
 def _built_ahead() -> tuple[Specialisation, ...]:
     rows = [rms_norm(widest, width == 8, residual) for width, widest, _, _ in _ROWS for residual in (0, 1, 2)]
     gated = [gated_rms_norm(head) for head in GATED_HEADS]
     rotary = [qk_norm_mrope(head, part) for head, part in ROTARY_HEADS]
     gates = [gate(wide, silu) for wide in (True, False) for silu in (True, False)]
-    return tuple(spec for spec in (*rows, *gated, *rotary, *gates, dequant_codes()) if spec)
+    return tuple(spec for spec in (*rows, *gated, *rotary, *gates) if spec)
 
 
 SPECIALISATIONS = _built_ahead()

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
-from sm70_kernels.launch.module import check, load_function
+from sm70_kernels.errors import KernelError
+from sm70_kernels.launch.module import load_function
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -110,7 +111,8 @@ class _Function:
         stream = self._stream(self._device)
         result = self._launch(self._handle, gx, gy, gz, bx, by, bz, shared_bytes, stream, parameters.address, 0)
         if result[0] != self._success:
-            check(result, self._spec, "cuLaunchKernel")
+            text = f"{self._spec.name} cannot be launched on {grid} blocks: cuLaunchKernel says {result[0].name}"
+            raise KernelError(f"launch_failed:{self._spec.kernel.name}", text)
 
 
 _NUMBERS = (int, float)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from sm70_kernels.build import store
-from sm70_kernels.errors import KernelError, missing
+from sm70_kernels.errors import missing
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -42,21 +42,20 @@ def load_function(spec: Specialisation, device: int) -> CUfunction:
     with torch.cuda.device(device), _allowed_in_capture(driver):
         # torch makes its primary context current on the first use of a device, and the module belongs to it.
         torch.cuda.current_stream()
-        module = check(driver.cuModuleLoadData(code + b"\0" if form == "ptx" else code), spec, "cuModuleLoadData")
+        module = _loaded(driver.cuModuleLoadData(code + b"\0" if form == "ptx" else code), spec, "cuModuleLoadData")
         entry = spec.kernel.entry.encode()
-        function = check(driver.cuModuleGetFunction(module, entry), spec, "cuModuleGetFunction")
+        function = _loaded(driver.cuModuleGetFunction(module, entry), spec, "cuModuleGetFunction")
         attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
         if spec.shared_bytes > SHARED_WITHOUT_ASKING:
-            check(driver.cuFuncSetAttribute(function, attribute, spec.shared_bytes), spec, "cuFuncSetAttribute")
+            _loaded(driver.cuFuncSetAttribute(function, attribute, spec.shared_bytes), spec, "cuFuncSetAttribute")
         # Under lazy loading, asking for an attribute is what brings the code to the device before the first launch.
-        check(driver.cuFuncGetAttribute(attribute, function), spec, "cuFuncGetAttribute")
+        _loaded(driver.cuFuncGetAttribute(attribute, function), spec, "cuFuncGetAttribute")
     return function
 
 
-def check(result: tuple[Any, ...], spec: Specialisation, call: str) -> object:
-    """Return what a driver call gave. Raises KernelError when it failed."""
+def _loaded(result: tuple[Any, ...], spec: Specialisation, call: str) -> object:
     if result[0].value != 0:
-        raise KernelError(f"launch_failed:{spec.kernel.name}", f"{call} of {spec.name} failed: {result[0].name}")
+        raise missing(spec.kernel.name, f"{spec.name} cannot be loaded: {call} says {result[0].name}")
     return result[1] if len(result) > 1 else None
 
 

@@ -8,13 +8,14 @@ from sm70_kernels.heuristics import elementwise
 from sm70_kernels.launch import launch
 from sm70_kernels.operators.layout import rows_of, sixteen_bytes, stride
 from sm70_kernels.operators.library import described, like_first, register, wanted
+from sm70_kernels.operators.outputs import new
 from sm70_kernels.reference import elementwise as reference
 
 
 def _gate(x: torch.Tensor, gate: torch.Tensor, *, silu: bool) -> torch.Tensor:
     """Return f(gate) · x, packed; both are [tokens, heads, width] with neighbours in the last dimension."""
     tokens, heads, width = x.shape
-    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    out = new(x.shape, x.dtype, x.device)
     if x.numel():
         strides = (stride(x, 0), stride(x, 1), stride(gate, 0), stride(gate, 1))
         spec = elementwise.gate(sixteen_bytes((x, gate), (width, *strides)), silu)

@@ -8,6 +8,7 @@ from sm70_kernels.heuristics import elementwise
 from sm70_kernels.launch import launch
 from sm70_kernels.operators.layout import rows_of, sixteen_bytes, stride
 from sm70_kernels.operators.library import described, like_first, register, wanted
+from sm70_kernels.operators.outputs import new
 from sm70_kernels.reference import elementwise as reference
 
 
@@ -22,8 +23,8 @@ def _norm_rows(
     wanted(x.dtype == torch.float16, operator, "float16 rows", described(x))
     _check_weight(operator, x, weight)
     hidden = x.shape[-1]
-    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    total = None if residual is None else torch.empty(x.shape, dtype=torch.float32, device=x.device)
+    out = new(x.shape, x.dtype, x.device)
+    total = None if residual is None else new(x.shape, torch.float32, x.device)
     if x.numel() == 0:
         return out, total
     rows = rows_of(x)
@@ -68,7 +69,7 @@ def _gated_rms_norm(x: torch.Tensor, z: torch.Tensor, weight: torch.Tensor, eps:
     spec = elementwise.gated_rms_norm(head)
     if spec is None:
         raise ValueError(f"sm70.{name} has no kernel for heads of {head} elements")
-    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    out = new(x.shape, x.dtype, x.device)
     if x.numel():
         x, z = (each if each.stride(2) == 1 else each.contiguous() for each in (x, z))
         strides = (stride(x, 0), stride(x, 1), stride(z, 0), stride(z, 1))

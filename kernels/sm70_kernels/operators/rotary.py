@@ -10,6 +10,7 @@ from sm70_kernels.heuristics import elementwise
 from sm70_kernels.launch import launch
 from sm70_kernels.operators.layout import sixteen_bytes, stride
 from sm70_kernels.operators.library import described, register, wanted
+from sm70_kernels.operators.outputs import new
 from sm70_kernels.reference import elementwise as reference
 
 if TYPE_CHECKING:
@@ -45,8 +46,8 @@ def _qk_norm_mrope(
     spec = elementwise.qk_norm_mrope(head, rotary)
     if spec is None:
         raise ValueError(f"sm70.{NAME} has no kernel for heads of {head} elements of which {rotary} are turned")
-    q_out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    k_out = torch.empty(k.shape, dtype=k.dtype, device=k.device)
+    q_out = new(q.shape, q.dtype, q.device)
+    k_out = new(k.shape, k.dtype, k.device)
     if tokens:
         q, k = (each if each.stride(2) == 1 else each.contiguous() for each in (q, k))
         positions = positions if positions.stride(-1) == 1 else positions.contiguous()

@@ -1,0 +1,72 @@
+"""The card itself under proof: lane maps of its tensor core, and dequantised codes through it, subnormals included."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from sm70_kernels.heuristics.hardware import DEQUANT_CODES, MMA_LANES
+from sm70_kernels.launch import launch
+from sm70_kernels.operators.outputs import new
+from sm70_kernels.proof.subject import Subject, generator
+from sm70_kernels.reference import dequant
+
+if TYPE_CHECKING:
+    from sm70_kernels.shapes import Case
+
+
+def _products(case: Case, device: torch.device) -> tuple[Any, ...]:
+    numbers = generator(case)
+    return tuple(torch.randn(4, *shape, generator=numbers).half().to(device) for shape in ((8, 4), (4, 8)))
+
+
+def _multiply(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    if a.device.type == "cpu":
+        return a.float() @ b.float()
+    c = new((4, 8, 8), torch.float32, a.device)
+    launch(MMA_LANES, 1, MMA_LANES.threads, (c, a, b))
+    return c
+
+
+def _codes(_: Case, device: torch.device) -> tuple[Any, ...]:
+    return (torch.arange(256, device=device),)
+
+
+def _dequantise(codes: torch.Tensor) -> torch.Tensor:
+    if codes.device.type == "cpu":
+        return _values(codes).float()
+    out = new((3, 256), torch.float32, codes.device)
+    launch(DEQUANT_CODES, 1, DEQUANT_CODES.threads, (out,))
+    # E5M2's infinities and what is not a number, 0x7C to 0x7F and 0xFC to 0xFF, share a tensor core column with nothing
+    # else, and have no value to compare.
+    out[1, (codes & 0x7C) == 0x7C] = 0
+    return out
+
+
+def _values(codes: torch.Tensor) -> torch.Tensor:
+    e5m2 = torch.where((codes & 0x7C) == 0x7C, 0.0, dequant.e5m2(codes))
+    return torch.stack((dequant.e4m3(codes), e5m2, dequant.e2m1(codes)))
+
+
+SUBJECTS = (
+    Subject(
+        operator="mma_lanes",
+        kernels=("mma_lanes",),
+        inputs=_products,
+        run=_multiply,
+        reference=torch.matmul,
+        moved_bytes=lambda _: 4 * (32 + 32) * 2 + 4 * 64 * 4,
+        # Four products of 11-bit numbers summed in FP32; a wrong lane would be off by about one.
+        gate=1e-6,
+    ),
+    Subject(
+        operator="dequant_codes",
+        kernels=("dequant_codes",),
+        inputs=_codes,
+        run=_dequantise,
+        reference=_values,
+        moved_bytes=lambda _: 3 * 256 * 4,
+        gate=0.0,
+    ),
+)

@@ -1,0 +1,91 @@
+"""Run one case of one operator as often as it takes to trust it, and say what was seen."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, cast
+
+import torch
+
+from sm70_kernels.operators.outputs import watched
+from sm70_kernels.proof.subject import as_tuple
+
+if TYPE_CHECKING:
+    from sm70_kernels.proof.subject import Subject, Tensors
+    from sm70_kernels.shapes import Case
+
+REPEATS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a case showed: the greatest relative `error` of its results, and three plain questions."""
+
+    operator: str
+    case: str
+    error: float
+    gate: float
+    repeats: bool
+    """Were all runs the same bit for bit?"""
+    guards: bool
+    """Did every run leave the bytes around its results alone?"""
+    shapes: bool
+    """Have the results the reference's shapes?"""
+
+    @property
+    def passed(self) -> bool:
+        """Whether all of it is as it must be."""
+        return self.error <= self.gate and self.repeats and self.guards and self.shapes
+
+    def sentence(self) -> str:
+        """Return what was wrong, in a few words; empty when nothing was."""
+        found = {
+            f"relative error {self.error:.2e} above {self.gate:.0e}": not self.error <= self.gate,
+            "results differ from run to run": not self.repeats,
+            "bytes outside the results were written": not self.guards,
+            "results of another shape than the reference's": not self.shapes,
+        }
+        return "; ".join(text for text, wrong in found.items() if wrong)
+
+
+def prove(subject: Subject, case: Case, device: torch.device, repeats: int = REPEATS) -> Outcome:
+    """Run `case` `repeats` times on poisoned memory between guards, and compare with the reference in float64."""
+    arguments = subject.inputs(case, device)
+    with watched() as watch:
+        results = [as_tuple(subject.run(*arguments)) for _ in range(repeats)]
+        guards = watch.intact()
+    wanted = as_tuple(subject.reference(*map(_exact, arguments)))
+    first = results[0]
+    shapes = [each.shape for each in first] == [each.shape for each in wanted]
+    return Outcome(
+        operator=subject.operator,
+        case=case.name,
+        error=max(map(relative_error, first, wanted)) if shapes else float("inf"),
+        gate=subject.gate,
+        repeats=all(same_bits(first, other) for other in results[1:]),
+        guards=guards,
+        shapes=shapes,
+    )
+
+
+def relative_error(out: torch.Tensor, wanted: torch.Tensor) -> float:
+    """Return ‖out − wanted‖ / ‖wanted‖ in float64; infinite when `out` holds what is not a number."""
+    difference = torch.linalg.vector_norm(out.double() - wanted.double())
+    scale = torch.linalg.vector_norm(wanted.double())
+    if not bool(torch.isfinite(difference)):
+        return float("inf")
+    return float(difference / scale) if float(scale) else float(difference)
+
+
+def same_bits(one: Tensors, other: Tensors) -> bool:
+    """Say whether two results are equal bit for bit, so that not-a-number equals itself and -0 differs from 0."""
+    return all(
+        torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8))
+        for a, b in zip(one, other, strict=True)
+    )
+
+
+def _exact(argument: object) -> object:
+    tensor = cast("torch.Tensor", argument)
+    narrow = isinstance(argument, torch.Tensor) and tensor.dtype in (torch.float16, torch.float32)
+    return tensor.double() if narrow else argument

@@ -1,0 +1,58 @@
+"""What it takes to prove and to time an operator: its inputs, its reference, the bytes that it moves."""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from sm70_kernels.shapes import Case
+
+FAMILIES = ("sm70_kernels.proof.hardware", "sm70_kernels.proof.elementwise")
+"""Modules with a table `SUBJECTS: tuple[Subject, ...]`."""
+
+GATE = 1e-3
+"""Greatest relative error ‖out − ref‖ / ‖ref‖ of an operator with FP16 results."""
+
+Tensors = tuple[torch.Tensor, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """One operator under proof; its cases are `shapes.cases(operator, scope)`.
+
+    `inputs(case, device)` makes the same arguments each time. `run(*arguments)` and `reference(*arguments)` return one
+    tensor or a tuple of them; the reference is given every FP16 and FP32 argument as FP64. `moved_bytes(case)` is what
+    an ideal kernel reads and writes once. `kernels` names the kernels (`registry.Kernel.name`) it may launch.
+    """
+
+    operator: str
+    kernels: tuple[str, ...]
+    inputs: Callable[[Case, torch.device], tuple[Any, ...]]
+    run: Callable[..., torch.Tensor | Tensors]
+    reference: Callable[..., torch.Tensor | Tensors]
+    moved_bytes: Callable[[Case], int]
+    gate: float = GATE
+
+
+def subjects() -> dict[str, Subject]:
+    """Return every subject by operator, the hardware's own questions first."""
+    found = [subject for family in FAMILIES for subject in importlib.import_module(family).SUBJECTS]
+    return {subject.operator: subject for subject in found}
+
+
+def generator(case: Case) -> torch.Generator:
+    """Return a generator on the CPU whose numbers depend on the case alone: every device is given the same inputs."""
+    # Python's own hash of a string differs from process to process.
+    seed = sum(ord(letter) * 31**index for index, letter in enumerate(case.name)) % 2**31
+    return torch.Generator("cpu").manual_seed(seed)
+
+
+def as_tuple(result: torch.Tensor | Tensors) -> Tensors:
+    """Return an operator's result as a tuple."""
+    return (result,) if isinstance(result, torch.Tensor) else tuple(result)

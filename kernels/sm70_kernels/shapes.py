@@ -1,0 +1,121 @@
+"""The shapes on which operators are proven, self-tested and timed: one generator for all three. Pure data.
+
+A family adds a function `..._cases(scope)` here and its name to `FAMILIES`. Sizes come from Qwen3.8-27B's
+configuration, split over 1, 2 and 4 ranks, and from the edges of the kernels' tables.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+Scope = Literal["selftest", "suite", "benchmark"]
+"""`selftest`: a handful, at each engine's load. `suite`: everything, on any GPU. `benchmark`: what a step runs."""
+
+# Qwen/Qwen3.8-27B, config.json, text_config.
+HIDDEN = 5120
+INTERMEDIATE = 17408
+QUERY_HEADS, KEY_HEADS, HEAD, ROTARY = 24, 4, 256, 64
+MROPE_SECTIONS = (11, 11, 10)
+GDN_HEADS, GDN_HEAD = 48, 128
+EPS = 1e-6
+
+RANKS = (1, 2, 4)
+"""Sizes of a tensor-parallel group for which shapes are made."""
+
+DECODE_TOKENS = (1, 2, 7, 8, 16, 31, 32)
+PREFILL_TOKENS = (33, 257, 2048)
+BENCHMARK_TOKENS = (1, 8, 32, 2048, 8192)
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One shape of one operator. `sizes` are the arguments of that operator's input maker."""
+
+    operator: str
+    sizes: Mapping[str, int]
+
+    @property
+    def name(self) -> str:
+        """The case in one word, such as `rms_norm[hidden=5120,tokens=8]`."""
+        return f"{self.operator}[{','.join(f'{key}={value}' for key, value in sorted(self.sizes.items()))}]"
+
+
+def tokens_of(scope: Scope) -> tuple[int, ...]:
+    """Return the token counts of a scope."""
+    every = {"selftest": (1, 8), "suite": DECODE_TOKENS + PREFILL_TOKENS, "benchmark": BENCHMARK_TOKENS}
+    return every[scope]
+
+
+def rms_norm_cases(scope: Scope) -> Iterator[Case]:
+    """Yield rows of the hidden size, and in the suite of every size at which another kernel takes over."""
+    for tokens in tokens_of(scope):
+        yield Case("rms_norm", {"tokens": tokens, "hidden": HIDDEN})
+        yield Case("add_rms_norm", {"tokens": tokens, "hidden": HIDDEN, "residual_bits": 32})
+    yield Case("add_rms_norm", {"tokens": 8, "hidden": HIDDEN, "residual_bits": 16})
+    if scope != "suite":
+        return
+    for hidden in (1, 7, 8, 120, 129, 1000, 1001, 1023, 1024, 1032, 2047, 2560, 2568, 4096, 5128, 8191, 8192, 16384):
+        yield Case("rms_norm", {"tokens": 5, "hidden": hidden})
+        for bits in (16, 32):
+            yield Case("add_rms_norm", {"tokens": 5, "hidden": hidden, "residual_bits": bits})
+    for gap in (8, 1):
+        yield Case("rms_norm", {"tokens": 9, "hidden": HIDDEN, "gap": gap})
+        yield Case("add_rms_norm", {"tokens": 9, "hidden": HIDDEN, "residual_bits": 32, "gap": gap})
+    for power in (-20, -12, 12):
+        yield Case("rms_norm", {"tokens": 3, "hidden": HIDDEN, "power": power})
+        yield Case("add_rms_norm", {"tokens": 3, "hidden": HIDDEN, "residual_bits": 32, "power": power})
+    yield Case("rms_norm", {"tokens": 0, "hidden": HIDDEN})
+    yield Case("add_rms_norm", {"tokens": 0, "hidden": HIDDEN, "residual_bits": 32})
+
+
+def head_cases(scope: Scope) -> Iterator[Case]:
+    """Yield the gated norm, the norm with rotary embedding, and the output gate, by the heads of a rank."""
+    for ranks in RANKS if scope == "suite" else (4,):
+        heads = {"q_heads": QUERY_HEADS // ranks, "k_heads": KEY_HEADS // ranks}
+        for tokens in tokens_of(scope) if ranks == 4 else (1, 9):
+            yield Case("gated_rms_norm", {"tokens": tokens, "heads": GDN_HEADS // ranks, "head": GDN_HEAD})
+            yield Case("qk_norm_mrope", {"tokens": tokens, **heads, "head": HEAD, "rotary": ROTARY, "axes": 3})
+            yield Case("sigmoid_gate", {"tokens": tokens, "heads": QUERY_HEADS // ranks, "head": HEAD})
+    if scope != "suite":
+        return
+    for head in (64, 128, 256):
+        yield Case("gated_rms_norm", {"tokens": 3, "heads": 5, "head": head})
+    for head, rotary in ((128, 128), (128, 64), (256, 64)):
+        for axes in (1, 3):
+            sizes = {"tokens": 3, "q_heads": 5, "k_heads": 3, "head": head, "rotary": rotary, "axes": axes}
+            yield Case("qk_norm_mrope", sizes)
+    for head in (1, 100, 129):
+        yield Case("sigmoid_gate", {"tokens": 3, "heads": 3, "head": head})
+    yield Case("gated_rms_norm", {"tokens": 0, "heads": 12, "head": GDN_HEAD})
+    yield Case("sigmoid_gate", {"tokens": 0, "heads": 6, "head": HEAD})
+    none = {"tokens": 0, "q_heads": 6, "k_heads": 1, "head": HEAD, "rotary": ROTARY, "axes": 3}
+    yield Case("qk_norm_mrope", none)
+
+
+def silu_and_mul_cases(scope: Scope) -> Iterator[Case]:
+    """Yield the gated MLP's rows of a rank, and in the suite rows that no vector divides."""
+    for ranks in RANKS if scope == "suite" else (4,):
+        for tokens in tokens_of(scope) if ranks == 4 else (1, 9):
+            yield Case("silu_and_mul", {"tokens": tokens, "width": INTERMEDIATE // ranks})
+    if scope == "suite":
+        for width in (1, 7, 8, 2047, 2048, 2056):
+            yield Case("silu_and_mul", {"tokens": 3, "width": width})
+        yield Case("silu_and_mul", {"tokens": 0, "width": 4352})
+
+
+def hardware_cases(_: Scope) -> Iterator[Case]:
+    """Yield the two questions to the card itself."""
+    yield Case("mma_lanes", {"seed": 1})
+    yield Case("dequant_codes", {})
+
+
+FAMILIES = (hardware_cases, rms_norm_cases, head_cases, silu_and_mul_cases)
+
+
+def cases(operator: str, scope: Scope) -> list[Case]:
+    """Return the cases of one operator."""
+    return [case for family in FAMILIES for case in family(scope) if case.operator == operator]
