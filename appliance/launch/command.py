@@ -11,7 +11,7 @@ from appliance.launch.layers import PASSTHROUGH
 from appliance.launch.plan import Sourced
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     from appliance.launch.options import Options
     from appliance.profiles.schema import Profile
@@ -125,9 +125,12 @@ def _with_middleware(given: Sourced | None) -> Sourced:
 
 
 _ONE_ENGINE = "health watches one engine on one machine; start one appliance for each replica"
+_RANKS = "the memory plan and the kernels are for tensor parallel ranks; use --tensor-parallel-size"
 _CONTRACTS: dict[str, tuple[tuple[Any, ...], str]] = {
     "api_server_count": ((1,), "the heartbeat comes from one API server"),
     "headless": ((False,), "health asks the API server, which a headless engine has not"),
+    "pipeline_parallel_size": ((1,), _RANKS),
+    "prefill_context_parallel_size": ((1,), _RANKS),
     "nnodes": ((1,), _ONE_ENGINE),
     "node_rank": ((0,), _ONE_ENGINE),
     "data_parallel_size": ((1,), _ONE_ENGINE),
@@ -167,23 +170,26 @@ def command(found: Mapping[str, Sourced], after: Options) -> tuple[str, ...]:
     return tuple(words)
 
 
-def world_size(found: Mapping[str, Sourced]) -> int:
-    """Return how many GPUs the arguments ask for: tensor, pipeline and prefill context ranks multiplied."""
-    size = 1
-    for name in ("tensor_parallel_size", "pipeline_parallel_size", "prefill_context_parallel_size"):
-        if name in found:
-            size *= found[name].value
-    return size
+def speculative_tokens(below: Mapping[str, Sourced], after: Options) -> int | None:
+    """Return how many tokens are drafted at once, 0 for no speculation, None where the profile's number stands."""
+    number: object = after.keys.get("speculative_config", {}).get("num_speculative_tokens")
+    source = PASSTHROUGH
+    if number is None:
+        if "speculative_config" in after.whole:
+            given = after.whole["speculative_config"]
+        elif "speculative_config" in below:
+            given, source = below["speculative_config"].value, below["speculative_config"].source
+        else:
+            return None
+        number = given.get("num_speculative_tokens", 0) if isinstance(given, dict) else 0
+    if isinstance(number, bool) or not isinstance(number, int) or number < 0:
+        shown = arguments.shown(number)
+        raise ConfigurationError(f"{source}: num_speculative_tokens is {shown}; wanted a whole number, 0 or more")
+    return number
 
 
-def speculative_tokens(found: Mapping[str, Sourced]) -> int:
-    """Return how many tokens are drafted at once, 0 without speculation."""
+def drafts_with(found: Mapping[str, Sourced]) -> str | None:
+    """Return the model that drafts, None without one."""
     given = found.get("speculative_config")
-    return int(given.value.get("num_speculative_tokens", 0)) if given and isinstance(given.value, dict) else 0
-
-
-def shown(words: Sequence[str]) -> str:
-    """Return words as a shell reads them."""
-    import shlex
-
-    return shlex.join(words)
+    model = given.value.get("model") if given is not None and isinstance(given.value, dict) else None
+    return model if isinstance(model, str) else None

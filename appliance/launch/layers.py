@@ -165,9 +165,26 @@ def _mapping(raw: object, where: str) -> Iterator[tuple[str, Any]]:
 def _load(path: Path) -> object:
     import yaml
 
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    def check(node: yaml.Node, *above: yaml.Node) -> None:
+        """Refuse a key that stands twice, of which YAML silently keeps the last, and an alias of what it stands in."""
+        if node in above:
+            raise yaml.MarkedYAMLError(problem="a value holds itself", problem_mark=node.start_mark)
+        seen: set[str] = set()
+        for key, value in node.value if isinstance(node, yaml.MappingNode) else ():
+            if key.value in seen:
+                raise yaml.MarkedYAMLError(problem=f'the key "{key.value}" stands twice', problem_mark=key.start_mark)
+            seen.add(key.value)
+            check(value, node, *above)
+        for item in node.value if isinstance(node, yaml.SequenceNode) else ():
+            check(item, node, *above)
+
     try:
-        return yaml.load(path.read_text(encoding="utf-8"), Loader=loader)  # noqa: S506 - both are safe loaders
+        loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)(path.read_text(encoding="utf-8"))
+        node = loader.get_single_node()
+        if node is None:
+            return None
+        check(node)
+        return loader.construct_document(node)
     except OSError as error:
         raise ConfigurationError(f"--config {path}: cannot be read ({error.strerror})") from None
     except UnicodeDecodeError:
@@ -176,7 +193,7 @@ def _load(path: Path) -> object:
         mark = getattr(error, "problem_mark", None)
         line = f" line {mark.line + 1}" if mark else ""
         problem = getattr(error, "problem", None) or "cannot be read"
-        raise ConfigurationError(f"--config {path}{line}: is not YAML ({problem})") from None
+        raise ConfigurationError(f"--config {path}{line}: is not the YAML that is wanted ({problem})") from None
 
 
 def _own(found: dict[str, Sourced], after: options.Options, cwd: Path) -> dict[str, Sourced]:

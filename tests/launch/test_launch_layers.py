@@ -20,6 +20,7 @@ def config(tmp_path: Path) -> Path:
     return tmp_path / "config.yaml"
 
 
+ODD = "is not the YAML that is wanted"
 LISTED = "`appliance plan --settings` lists them"
 
 
@@ -99,10 +100,18 @@ def test_an_empty_file_sets_nothing(config: Path, text: str) -> None:
             "engine: {host: a}",
             "file {0}: host is a setting of the appliance; use --host, APPLIANCE_HOST or the key host outside `engine`",
         ),
-        ("a: b: c", "--config {0} line 1: is not YAML (mapping values are not allowed in this context)"),
+        ("port: 1\nport: 2", f'--config {{0}} line 2: {ODD} (the key "port" stands twice)'),
+        (
+            "engine: {seed: 1, seed: 2}",
+            f'--config {{0}} line 1: {ODD} (the key "seed" stands twice)',
+        ),
+        (
+            "a: b: c",
+            f"--config {{0}} line 1: {ODD} (mapping values are not allowed in this context)",
+        ),
         (
             "!!python/object:os.system x",
-            "--config {0} line 1: is not YAML (could not determine a constructor for the tag "
+            f"--config {{0}} line 1: {ODD} (could not determine a constructor for the tag "
             "'tag:yaml.org,2002:python/object:os.system')",
         ),
     ],
