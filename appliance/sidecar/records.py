@@ -1,0 +1,66 @@
+"""Reading the run directory for an answer that needs a record: there it is, or a reason why not."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from appliance import __version__
+from appliance.health import judge, rundir
+from appliance.sidecar.answers import Problem
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+T = TypeVar("T")
+
+LARGEST = 1e15
+"""No count, age or size here comes near; JSON can carry infinity, NaN and integers that no float holds."""
+
+UNAVAILABLE: dict[int | str, dict[str, Any]] = {
+    503: {"model": Problem, "description": "Not known yet, or not readable; the reason says which."}
+}
+"""What an endpoint over a record documents besides its answer."""
+
+
+class Unavailable(Exception):  # noqa: N818 - answered with 503, not an error of the sidecar
+    """The answer is not known; the text is the reason."""
+
+
+def read(run_dir: Path, name: str, build: Callable[[dict[str, Any]], T], missing: str) -> T:
+    """Return what `build` makes of the record `name`.
+
+    Raises Unavailable: with `missing` when the file is not there, else saying that it cannot be read.
+    """
+    record = rundir.read(run_dir, name)
+    if record is None:
+        raise Unavailable(missing if not (run_dir / name).exists() else f"{name} is not readable as a JSON object")
+    try:
+        return build(record)
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        raise Unavailable(
+            f"{name} does not have the form that appliance {__version__} writes ({type(error).__name__}); "
+            "engine and sidecar must be of one version"
+        ) from error
+
+
+def read_plan(run_dir: Path, build: Callable[[dict[str, Any]], T]) -> T:
+    """Return what `build` makes of plan.json. Raises Unavailable."""
+    return read(run_dir, rundir.PLAN, build, f"there is no {rundir.PLAN}: the appliance has not started on this folder")
+
+
+def living_phase(run_dir: Path, now: float) -> dict[str, Any] | None:
+    """Return phase.json, or None when no living guardian stands behind it. `now` is on rundir.clock()."""
+    phase = rundir.read(run_dir, rundir.PHASE)
+    at = number(phase, "at")
+    if at is None or not -judge.CLOCK_SLACK_S <= now - at <= judge.GUARDIAN_FRESH_S:
+        return None
+    return phase
+
+
+def number(record: dict[str, Any] | None, name: str) -> float | None:
+    """Return a finite figure of a record, or None when it is not there or no such number."""
+    value = (record or {}).get(name)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < LARGEST:
+        return None
+    return float(value)

@@ -1,0 +1,212 @@
+"""/metrics: valid Prometheus text, and never a figure that is not known."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from prometheus_client import generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from appliance.health import rundir
+from appliance.sidecar.metrics import PHASES, RunDirCollector
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    import httpx
+
+    Get = Callable[..., httpx.Response]
+    Put = Callable[..., None]
+    Samples = dict[str, float]
+
+ALWAYS = {"appliance_startup", "appliance_live", "appliance_ready", "appliance_phase"}
+OF_THE_GUARDIAN = {"appliance_phase_seconds", "appliance_start_budget_seconds", "appliance_engine_restarts_total"}
+OF_THE_HEARTBEAT = {
+    "appliance_heartbeat_age_seconds",
+    "appliance_step_age_seconds",
+    "appliance_steps_total",
+    "appliance_requests_running",
+    "appliance_requests_waiting",
+    "appliance_requests_in_flight",
+    "appliance_kv_cache_usage_ratio",
+    "appliance_requests_finished_total",
+    "appliance_prompt_tokens_total",
+    "appliance_generation_tokens_total",
+}
+
+
+@pytest.fixture
+def scrape(get: Get) -> Callable[[], Samples]:
+    """Value by `name` or `name{label}` of every sample but the build's."""
+
+    def samples() -> Samples:
+        answer = get("/metrics")
+        assert answer.status_code == 200
+        assert answer.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
+        found: Samples = {}
+        for family in text_string_to_metric_families(answer.text):
+            assert family.documentation
+            for sample in family.samples:
+                if sample.name != "appliance_build_info":
+                    labels = ",".join(sample.labels.values())
+                    key = f"{sample.name}{{{labels}}}" if labels else sample.name
+                    assert key not in found
+                    found[key] = sample.value
+        return found
+
+    return samples
+
+
+def names(samples: Samples) -> set[str]:
+    return {key.partition("{")[0] for key in samples}
+
+
+def phase(samples: Samples) -> str:
+    on = [key for key, value in samples.items() if key.startswith("appliance_phase{") and value == 1]
+    assert len(on) == 1
+    return on[0].removeprefix("appliance_phase{").removesuffix("}")
+
+
+def test_a_ready_engine_has_every_metric(scrape: Callable[[], Samples], put: Put) -> None:
+    put(heartbeat={"at": rundir.clock() - 4, "step_at": rundir.clock() - 6}, phase={"restarts": 2})
+    found = scrape()
+    assert names(found) == {
+        *ALWAYS,
+        *OF_THE_GUARDIAN,
+        *OF_THE_HEARTBEAT,
+        "appliance_stalled",
+        "appliance_route_state",
+    }
+    assert phase(found) == "ready"
+    assert (found["appliance_ready"], found["appliance_live"], found["appliance_stalled"]) == (1, 1, 0)
+    assert found["appliance_requests_running"] == 2
+    assert found["appliance_requests_waiting"] == 1
+    assert found["appliance_requests_in_flight"] == 3
+    assert found["appliance_kv_cache_usage_ratio"] == 0.25
+    assert found["appliance_steps_total"] == 52_000
+    assert found["appliance_engine_restarts_total"] == 2
+    assert found["appliance_start_budget_seconds"] == 900
+    assert 3600 <= found["appliance_phase_seconds"] < 3700
+    assert 4 <= found["appliance_heartbeat_age_seconds"] < 60
+    assert 6 <= found["appliance_step_age_seconds"] < 60
+
+
+def test_nothing_is_known_of_a_missing_run_directory(scrape: Callable[[], Samples], run_dir: Path) -> None:
+    run_dir.rmdir()
+    found = scrape()
+    assert names(found) == ALWAYS
+    assert phase(found) == "dead"
+    assert found["appliance_ready"] == found["appliance_live"] == 0
+
+
+def test_a_start_has_no_requests_to_count(scrape: Callable[[], Samples], put: Put) -> None:
+    put(phase={"phase": "loading", "since": rundir.clock() - 5}, heartbeat=None, acceleration=None)
+    found = scrape()
+    assert names(found) == ALWAYS | OF_THE_GUARDIAN
+    assert phase(found) == "loading"
+
+
+def test_a_heartbeat_without_steps_has_no_step_age(scrape: Callable[[], Samples], put: Put) -> None:
+    put(heartbeat={"step_at": None, "step": 0})
+    found = scrape()
+    assert "appliance_step_age_seconds" not in found
+    assert found["appliance_steps_total"] == 0
+
+
+def test_a_stalled_engine_keeps_its_last_known_requests(scrape: Callable[[], Samples], put: Put) -> None:
+    put(heartbeat={"step_at": rundir.clock() - 300, "busy_since": rundir.clock() - 300})
+    found = scrape()
+    assert phase(found) == "stalled"
+    assert (found["appliance_stalled"], found["appliance_live"]) == (1, 0)
+    assert found["appliance_requests_running"] == 2
+
+
+def test_a_dead_engines_requests_are_no_longer_running(scrape: Callable[[], Samples], put: Put) -> None:
+    put(phase={"phase": "dead", "reason": "the engine ended by itself with signal 9 SIGKILL", "restarts": 1})
+    found = scrape()
+    assert names(found) == ALWAYS | OF_THE_GUARDIAN
+    assert found["appliance_engine_restarts_total"] == 1
+
+
+def test_a_dead_guardians_word_is_not_repeated(scrape: Callable[[], Samples], put: Put) -> None:
+    put(phase={"at": rundir.clock() - 600})
+    assert names(scrape()) == ALWAYS
+
+
+@pytest.mark.parametrize("name", [rundir.HEARTBEAT, rundir.ACCELERATION, rundir.PLAN, rundir.PHASE])
+def test_a_corrupt_record_makes_its_metrics_absent(
+    name: str, scrape: Callable[[], Samples], put: Put, run_dir: Path
+) -> None:
+    put()
+    (run_dir / name).write_bytes(b'{"at": 1, "runn')
+    found = scrape()
+    assert found["appliance_ready"] == 0
+    if name == rundir.HEARTBEAT:
+        assert not names(found) & OF_THE_HEARTBEAT
+    if name == rundir.ACCELERATION:
+        assert "appliance_route_state" not in names(found)
+    if name == rundir.PHASE:
+        assert names(found) == ALWAYS
+
+
+def test_each_route_is_in_exactly_one_state(scrape: Callable[[], Samples], put: Put) -> None:
+    routes = {"gdn_decode": {"state": "disabled"}, "all_reduce": {"state": "enabled"}, "odd": None}
+    put(acceleration={"routes": routes})
+    found = {key: value for key, value in scrape().items() if key.startswith("appliance_route_state")}
+    assert found == {
+        "appliance_route_state{gdn_decode,enabled}": 0,
+        "appliance_route_state{gdn_decode,disabled}": 1,
+        "appliance_route_state{gdn_decode,not_applicable}": 0,
+        "appliance_route_state{all_reduce,enabled}": 1,
+        "appliance_route_state{all_reduce,disabled}": 0,
+        "appliance_route_state{all_reduce,not_applicable}": 0,
+    }
+
+
+def test_the_build_is_labels(get: Get, put: Put) -> None:
+    put()
+    families = {family.name: family for family in text_string_to_metric_families(get("/metrics").text)}
+    (sample,) = families["appliance_build_info"].samples
+    assert sample.value == 1
+    assert sample.labels["vllm"] == "0.19.1"
+    assert sample.labels["kernels"] == ""
+
+
+def test_only_the_appliances_own_metrics_are_there(scrape: Callable[[], Samples], put: Put) -> None:
+    put()
+    assert all(name.startswith("appliance_") for name in names(scrape()))
+
+
+def test_every_phase_of_the_judge_has_its_sample(scrape: Callable[[], Samples], put: Put) -> None:
+    guardians = ("starting", "loading", "warming", "ready", "draining", "dead")
+    states: list[dict[str, dict[str, Any] | None]] = [{"phase": {"phase": name}} for name in guardians]
+    states += [{"plan": None}, {"heartbeat": {"step_at": 1.0, "busy_since": 1.0}}]
+    seen = set()
+    for changes in states:
+        put(**changes)
+        seen.add(phase(scrape()))
+    assert seen == set(PHASES)
+
+
+ODD = st.one_of(
+    st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=4), st.lists(st.integers(), max_size=2)
+)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    beat=st.dictionaries(st.sampled_from(("at", "step", "step_at", "running", "kv_usage")), ODD, max_size=3),
+    guardian=st.dictionaries(st.sampled_from(("since", "budget_s", "restarts")), ODD, max_size=3),
+    routes=st.one_of(ODD, st.dictionaries(st.text(max_size=8), ODD, max_size=2)),
+)
+def test_odd_records_still_make_valid_text(
+    beat: dict[str, Any], guardian: dict[str, Any], routes: object, put: Put, run_dir: Path
+) -> None:
+    put(heartbeat=beat, phase=guardian, acceleration={"routes": routes})
+    text = generate_latest(RunDirCollector(run_dir)).decode()
+    found = {family.name for family in text_string_to_metric_families(text)}
+    assert "appliance_phase" in found
