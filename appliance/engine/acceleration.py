@@ -1,0 +1,41 @@
+"""What becomes of each route in this engine. Pure, and importable without vLLM."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from appliance.acceleration import report
+from appliance.acceleration.report import RouteState
+from appliance.acceleration.routes import ROUTES
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+def state_of_routes(*, cuda: bool, plan: Mapping[str, Any], environment: Mapping[str, str]) -> dict[str, Any]:
+    """Return the report for acceleration.json. `plan` is plan.json's record, empty where no plan was made."""
+    profile = str(plan.get("profile", "none"))
+    if not cuda:
+        return report.all_not_applicable(profile)
+    # No SM70 operator is part of this build; vLLM's own compilation is all that is left.
+    states = {name: RouteState("disabled", report.operator_missing(name)) for name in ROUTES}
+    states["compile_graph"] = _compile_graph(plan)
+    states["compile_cache"] = _compile_cache(environment)
+    return report.report(profile, plan.get("expected_acceleration", ()), states)
+
+
+def _compile_graph(plan: Mapping[str, Any]) -> RouteState:
+    eager = plan.get("arguments", {}).get("enforce_eager") or {}
+    source = str(eager.get("source", "default"))
+    if not eager.get("value"):
+        return RouteState("enabled", source=source)
+    ours = source.startswith(("default", "profile", "derived"))
+    reason = report.unequal("enforce_eager", actual=True, expected=False) if ours else report.USER_OVERRIDE
+    return RouteState("disabled", reason, source)
+
+
+def _compile_cache(environment: Mapping[str, str]) -> RouteState:
+    name = ROUTES["compile_cache"].switch
+    if environment.get(name, "0") == "0":
+        return RouteState("enabled")
+    return RouteState("disabled", report.COMPILE_CACHE_DISABLED, f"environment {name}")
