@@ -1,0 +1,159 @@
+"""What a person sees of a start: each phase with its time and budget, then how to use what was started."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from appliance.health.judge import ON_THE_WAY
+from entrypoint.answering import reachable
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+LINE_EVERY = 15.0
+"""Seconds between two lines about a phase that goes on."""
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where the engine and the sidecar are, and how a person proves to be allowed."""
+
+    host: str
+    port: int
+    sidecar_host: str
+    sidecar_port: int
+    model: str
+    key: str | None
+    """A shell expression that gives the API key, None when none is asked for. Never the key itself."""
+    probe: str
+    """The command that asks for readiness."""
+    tls: bool = False
+
+    @property
+    def url(self) -> str:
+        """The engine's base address as a client on this machine uses it."""
+        return f"{'https' if self.tls else 'http'}://{_in_url(self.host)}:{self.port}"
+
+    @property
+    def status(self) -> str:
+        """The sidecar's base address."""
+        return f"http://{_in_url(self.sidecar_host)}:{self.sidecar_port}"
+
+    def curl(self) -> str:
+        """A command that asks the model something, to be pasted into a shell."""
+        body = {"model": self.model, "messages": [{"role": "user", "content": "What is the capital of France?"}]}
+        words = ["curl", *(["--insecure"] if self.tls else []), f"{self.url}/v1/chat/completions"]
+        headers = ["-H 'Content-Type: application/json'"]
+        if self.key:
+            headers.append(f'-H "Authorization: Bearer {self.key}"')
+        return " ".join([*words, *headers, "-d", shlex.quote(json.dumps(body, ensure_ascii=False))])
+
+    def welcome(self, seconds: float) -> list[str]:
+        """What is said once the engine is ready."""
+        everywhere = "" if reachable(self.host) == self.host else f" (listening on all addresses, {self.host})"
+        return [
+            f"ready after {seconds:.0f} s: {self.model} at {self.url}/v1{everywhere}",
+            f"try it: {self.curl()}",
+            f"status: {self.status}/health/ready, or `{self.probe}`",
+        ]
+
+
+def _in_url(host: str) -> str:
+    found = reachable(host)
+    return f"[{found}]" if ":" in found else found
+
+
+def about(record: dict[str, Any], now: float) -> str:
+    """Say in one line where the engine is, from phase.json."""
+    name = record["phase"]
+    if name in ON_THE_WAY:
+        text = f"{name} {now - record['started']:.0f} s of {record['budget_s']:.0f} s"
+        note = record.get("progress")
+        return f"{text}: {note}" if note else text
+    reason = record.get("reason")
+    return f"{name}: {reason}" if reason else str(name)
+
+
+@dataclass
+class PhaseLines:
+    """Turns the states of phase.json into lines for a log: one when a phase begins, one now and then while it lasts."""
+
+    address: Address
+    every: float = LINE_EVERY
+    _seen: tuple[Any, ...] | None = None
+    _shown: float = 0.0
+
+    def update(self, record: dict[str, Any] | None, now: float) -> list[str]:
+        """Return what is to be said at `now` (on rundir.clock())."""
+        if record is None:
+            return []
+        mark = (record.get("phase"), record.get("since"))
+        on_the_way = record.get("phase") in ON_THE_WAY
+        if mark == self._seen and not (on_the_way and now - self._shown >= self.every):
+            return []
+        new = mark != self._seen
+        self._seen, self._shown = mark, now
+        if record["phase"] == "ready" and new:
+            return self.address.welcome(record["since"] - record["started"])
+        return [about(record, now)]
+
+    def close(self) -> None:
+        """Nothing is drawn."""
+
+
+@dataclass
+class PhaseBar:
+    """The same in a terminal: one bar at the bottom, which goes away when the engine is ready."""
+
+    address: Address
+    console: Console
+    _lines: PhaseLines = field(init=False)
+    _bar: Any = None
+    _task: Any = None
+
+    def __post_init__(self) -> None:
+        # The bar shows the time, so a line is wanted only when a phase begins.
+        self._lines = PhaseLines(self.address, every=float("inf"))
+
+    def update(self, record: dict[str, Any] | None, now: float) -> list[str]:
+        """Redraw the bar and return the lines that are to stay."""
+        lines = self._lines.update(record, now)
+        if record is None or record["phase"] not in ON_THE_WAY:
+            self.close()
+            return lines
+        if self._bar is None:
+            self._open(record)
+        self._bar.update(
+            self._task,
+            description=record["phase"],
+            total=record["budget_s"],
+            completed=now - record["started"],
+            note=record.get("progress") or "",
+            time=f"{now - record['started']:.0f} s of {record['budget_s']:.0f} s",
+            refresh=True,
+        )
+        return []
+
+    def _open(self, record: dict[str, Any]) -> None:
+        from rich import progress
+
+        self._bar = progress.Progress(
+            progress.TextColumn("{task.description:<8}"),
+            progress.BarColumn(),
+            progress.TextColumn("{task.fields[time]}"),
+            progress.TextColumn("{task.fields[note]}", markup=False),
+            console=self.console,
+            auto_refresh=False,
+            transient=True,
+        )
+        self._task = self._bar.add_task(record["phase"], time="", note="")
+        self._bar.start()
+
+    def close(self) -> None:
+        """Take the bar away."""
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None

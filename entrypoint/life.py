@@ -1,0 +1,234 @@
+"""One start of the engine: how it becomes ready, how it is watched then, and how it ends."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from appliance.health import judge, proof, rundir
+from entrypoint import evidence, processes
+from entrypoint.answering import models
+from entrypoint.engine_process import bytes_read
+from entrypoint.watchdog import Watchdog
+
+if TYPE_CHECKING:
+    import psutil
+
+    from entrypoint.engine_process import Engine
+    from entrypoint.guardian import Guardian
+    from entrypoint.phase_file import PhaseFile
+
+LOOK_EVERY = 1.0
+STOP_SECONDS = 15.0
+"""What vLLM gets to end by itself after the requests are done."""
+SETTLE_SECONDS = 1.25
+"""The engine looks at phase.json after each beat, once a second: only a beat later than this was made after it had seen
+the phase, and counts every request that it still let in."""
+LOST_SECONDS = 3.0
+"""How long the API server gets to say why, after a process of the engine went."""
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How one start of the engine ended. `again`: whether another one may be tried."""
+
+    reason: str
+    status: int = 1
+    again: bool = False
+
+
+class Stopping(Exception):  # noqa: N818 - not an error: somebody asked for the end
+    """SIGTERM came."""
+
+
+class Life:
+    """One start of the engine and what follows it."""
+
+    def __init__(self, guardian: Guardian, engine: Engine) -> None:
+        self.guardian = guardian
+        self.engine = engine
+        self.orders = guardian.orders
+        now = rundir.clock()
+        self.began = now
+        self.watchdog = Watchdog(now, self.orders.start, self.orders.progress)
+        self.tree: list[psutil.Process] = []
+        self._proven: dict[int, str] = {}
+        """Role by pid of the processes that have proven the plugin."""
+        self._held_since: dict[int, float] = {}
+        self._stalled_since: float | None = None
+        self._odd_answer: str | None = None
+
+    @property
+    def phase(self) -> PhaseFile:
+        """The phase that it is in."""
+        return self.guardian.phase
+
+    def watch(self) -> Ending:
+        """Watch until the engine ends or must end; the caller kills what is left. Raises Stopping after a drain."""
+        looked = 0.0
+        while True:
+            try:
+                self.guardian.check_asked()
+            except Stopping:
+                self._drain()
+                raise
+            self._read_lines()
+            code = self.engine.returncode()
+            if code is not None:
+                return self._died(code)
+            now = rundir.clock()
+            if now - looked >= LOOK_EVERY:
+                looked = now
+                if ending := self._look(now):
+                    return ending
+                self.phase.write()
+            self.guardian.pause()
+
+    def _read_lines(self) -> None:
+        now = rundir.clock()
+        for line in self.engine.lines():
+            if self.phase.name == "ready":
+                continue
+            if line.progress:
+                self.watchdog.line(now, line.key, line.text[:200])
+            if line.bar or line.loaded:
+                self.phase.progress((line.bar or line.text)[:200])
+            if line.loaded and self.phase.name in ("starting", "loading"):
+                self._reach("warming")
+
+    def _reach(self, phase: str) -> None:
+        self.watchdog.milestone(rundir.clock(), f"phase {phase}")
+        self.phase.enter(phase)
+
+    def _look(self, now: float) -> Ending | None:
+        self.tree = processes.tree()
+        processes.reap(spare=self.engine.pid)
+        self._note_stopped(now)
+        self._note_proofs()
+        if ending := self.guardian.lost_gpu() or self._lost_process():
+            return ending
+        if self.phase.name == "ready":
+            return self._stall(now)
+        if self.phase.name == "starting" and any(self.phase.record["plugins"].values()):
+            self._reach("loading")
+        if self.phase.name in ("starting", "loading"):
+            self.watchdog.read(now, *bytes_read(self.tree))
+        if ending := self._answers(now):
+            return ending
+        verdict = None if self.phase.name == "ready" else self.watchdog.verdict(now, self.phase.name)
+        if verdict:
+            self._dump(verdict)
+            return Ending(f"{verdict}; the stacks are in the log")
+        return None
+
+    def _note_stopped(self, now: float) -> None:
+        held = processes.stopped(self.tree)
+        self._held_since = {pid: self._held_since.get(pid, now) for pid in held}
+        self.phase.record["stopped"] = [
+            {"pid": pid, "name": name, "since": self._held_since[pid]} for pid, name in held.items()
+        ]
+
+    def _note_proofs(self) -> None:
+        alive = {one.pid for one in self.tree}
+        self.phase.record["plugins"] = proof.proven(self.guardian.run_dir, alive)
+        for record in proof.records(self.guardian.run_dir):
+            if record.get("pid") in alive and record.get("role") in proof.ROLES:
+                self._proven[record["pid"]] = record["role"]
+
+    def _lost_process(self) -> Ending | None:
+        """Notice an engine core that went while the API server still stands: vLLM itself takes seconds to."""
+        alive = {one.pid for one in self.tree}
+        names = ", ".join(f"{role} process {pid}" for pid, role in self._proven.items() if pid not in alive)
+        if not names:
+            return None
+        what = f"the engine's {names} ended"
+        where = self.phase.name
+        self.phase.enter("dead", what)
+        end = rundir.clock() + LOST_SECONDS
+        while self.engine.returncode() is None and rundir.clock() < end:
+            self.phase.write()
+            self.guardian.pause()
+        return self._failed(what, where)
+
+    def _answers(self, now: float) -> Ending | None:
+        """Become ready when the engine lists the model and has proven its plugin; refuse it without the proof."""
+        answer = models(self.orders.host, self.orders.port, self.orders.api_key, tls=self.orders.tls)
+        if isinstance(answer, str):
+            return None
+        if self.orders.model not in answer:
+            self._say_once(f'the engine lists {", ".join(answer) or "no model"}, not "{self.orders.model}"')
+            return None
+        self._note_proofs()
+        missing = [role for role, loaded in self.phase.record["plugins"].items() if not loaded]
+        if missing:
+            why = "; ".join(proof.errors(self.guardian.run_dir)) or "no process of the engine left a proof"
+            return Ending(
+                f"the engine answers, but nothing proves that the appliance's plugin is loaded in: "
+                f"{', '.join(missing)} ({why}); it is not served. Reinstall the appliance beside vLLM: its entry "
+                "points are missing or broken"
+            )
+        self.phase.record |= {"models": list(answer), "progress": None}
+        self.guardian.became_ready()
+        self.phase.enter("ready")
+        self.guardian.say(f"ready after {now - self.began:.0f} s")
+        return None
+
+    def _say_once(self, text: str) -> None:
+        if text != self._odd_answer:
+            self._odd_answer = text
+            self.guardian.say(text)
+
+    def _stall(self, now: float) -> Ending | None:
+        report = judge.report(self.guardian.run_dir)
+        if report.phase != "stalled":
+            if self._stalled_since is not None:
+                self.guardian.say("the engine works again")
+            self._stalled_since = None
+            return None
+        if self._stalled_since is None:
+            self._stalled_since = now
+            self._dump(f"stalled: {report.reason}")
+        if now - self._stalled_since < self.orders.stall_grace:
+            return None
+        return Ending(f"the engine stalled: {report.reason}; the stacks are in the log", again=True)
+
+    def _dump(self, why: str) -> None:
+        self.guardian.say(why)
+        evidence.collect(self.tree, self.guardian.say)
+
+    def _died(self, code: int) -> Ending:
+        # What it wrote last is still in the pipe.
+        self.engine.kill()
+        cause = self.engine.errors.best
+        if code == 2:
+            return Ending(f"the engine refused its options (exit status 2){f': {cause}' if cause else ''}", status=2)
+        return self._failed(f"the engine ended by itself with {processes.ending(code)}", self.phase.name)
+
+    def _failed(self, what: str, phase: str) -> Ending:
+        cause = self.engine.errors.best
+        where = "" if phase == "ready" else f" in phase {phase}"
+        lost = self.guardian.lost_gpu()
+        return lost or Ending(f"{what}{where}{f': {cause}' if cause else ''}", again=True)
+
+    def _drain(self) -> None:
+        """Let running requests finish within the drain time, then end the engine, all within a bound."""
+        was_ready = self.phase.name == "ready"
+        began = rundir.clock()
+        self.phase.enter("draining", "asked to stop; running requests may finish, new ones are refused")
+        while was_ready and self.engine.returncode() is None and rundir.clock() - began < self.orders.drain:
+            beat = rundir.read(self.guardian.run_dir, rundir.HEARTBEAT) or {}
+            if beat.get("at", 0) - began > SETTLE_SECONDS and not beat.get("in_flight"):
+                break
+            self.phase.write()
+            self.guardian.pause()
+        else:
+            left = (rundir.read(self.guardian.run_dir, rundir.HEARTBEAT) or {}).get("in_flight")
+            if was_ready and left:
+                self.guardian.say(f"{left} requests did not finish within {self.orders.drain:.0f} s and are cut off")
+        self.engine.ask_to_stop()
+        end = rundir.clock() + STOP_SECONDS
+        while self.engine.returncode() is None and rundir.clock() < end:
+            self.phase.write()
+            self.guardian.pause()
+        if self.engine.returncode() is None:
+            self.guardian.say(f"the engine did not end within {STOP_SECONDS:.0f} s of SIGTERM and is killed")

@@ -1,0 +1,227 @@
+"""From what a person asked for to a running appliance: plan, checks, model, then supervision until the end."""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import os
+import shlex
+import shutil
+import signal
+import sys
+import threading
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from appliance import paths
+from appliance.errors import ApplianceError, CheckError, ConfigurationError
+from appliance.health import rundir
+from appliance.launch import environment as engine_environment
+from appliance.launch import keys, request, resolve, settings
+from appliance.models.progress import LogProgress, for_stream
+from entrypoint import processes
+from entrypoint.display import Address, PhaseBar, PhaseLines
+from entrypoint.phase_file import PhaseFile
+from entrypoint.relay import Formatter, Redactor, secrets_of
+from entrypoint.session import Session
+from entrypoint.stream import Stream
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from rich.console import Console
+
+    from appliance.launch.plan import Plan
+    from appliance.models.progress import Progress
+
+SUMMARY = (
+    "Start the engine and the sidecar and stay until they end. SIGTERM and Ctrl-C let running requests finish; a "
+    "second Ctrl-C kills."
+)
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `appliance serve`."""
+    settings.add_options(parser)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Serve as the container's first process. Returns the exit status; a mistake is one line."""
+    parser = argparse.ArgumentParser(prog="entrypoint", description=SUMMARY, allow_abbrev=False)
+    configure(parser)
+    try:
+        return run(parser.parse_args(argv))
+    except ApplianceError as error:
+        print(f"appliance: {error}", file=sys.stderr)
+        return error.exit_status
+    except KeyboardInterrupt:
+        return 130
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Decide on a plan and serve it. Raises ConfigurationError and CheckError for what stops the start."""
+    # The first process of a container has no default actions: without a handler SIGTERM would do nothing.
+    signal.signal(signal.SIGTERM, _end)
+    asked = request.from_arguments(arguments, os.environ, Path.cwd())
+    if asked.machine.source != request.LIVE:
+        raise ConfigurationError("serve starts on this machine, not on a recorded one; leave topology out")
+    plan = resolve.resolve(asked)
+    return serve(plan, {**os.environ, **keys.engine_secrets(asked)})
+
+
+def _end(_sign: int, _frame: object) -> None:
+    sys.exit(128 + signal.SIGTERM)
+
+
+def serve(plan: Plan, environment: Mapping[str, str]) -> int:
+    """Check the machine, make the model present, and supervise until the end. `environment` has the secrets too."""
+    processes.adopt_orphans()
+    as_json = plan.setting("log_format") == "json"
+    console = None if as_json else _terminal()
+    redactor = Redactor(secrets_of(environment))
+    stream = Stream(Formatter(as_json), redactor, sys.stdout, console)
+    run_dir = Path(plan.setting("run_dir"))
+    address = address_of(plan)
+    stream.start()
+    try:
+        for line in summary(plan, address):
+            stream.say(line)
+        for warning in [*plan.warnings, *_preflight(plan)]:
+            stream.say(warning, "warning")
+        with _alone(run_dir):
+            _prepare(plan)
+            phase = PhaseFile(run_dir, None, plan.health["stall_grace"], redactor, stream.say)
+            with _starting(phase):
+                _fetch(plan, for_stream(sys.stdout) if console else LogProgress(stream.say))
+            stream.show(PhaseBar(address, console) if console else PhaseLines(address), run_dir)
+            return Session(plan, environment, stream).run()
+    finally:
+        processes.kill_descendants()
+        stream.end()
+
+
+def _terminal() -> Console | None:
+    if not sys.stdout.isatty():
+        return None
+    from rich.console import Console
+
+    return Console(file=sys.stdout)
+
+
+def summary(plan: Plan, address: Address) -> Iterator[str]:
+    """Yield what is started, why, and where it will be."""
+    reasons = "; ".join(plan.selection["chosen"]["reasons"])
+    yield f"{plan.title} (profile {plan.profile}{f': {reasons}' if reasons else ''})"
+    yield f"model {plan.served_model_name} in {plan.model.folder}"
+    if plan.draft:
+        yield f"draft in {plan.draft.folder}"
+    gpus = ", ".join(map(str, plan.gpus))
+    yield f"will be at {address.url}/v1{f', on GPU {gpus}' if gpus else ''}; health at {address.status}"
+
+
+def _preflight(plan: Plan) -> list[str]:
+    """Return the warnings of the checks. Raises CheckError for the first that failed."""
+    from appliance.doctor import first_failure, preflight
+
+    checks = preflight(plan)
+    if failed := first_failure(checks):
+        raise CheckError(failed.line)
+    return [check.line for check in checks if check.status == "warn"]
+
+
+@contextmanager
+def _alone(run_dir: Path) -> Iterator[None]:
+    """Hold the run directory: two starts in one would tell the probes of each other's engine."""
+    with (run_dir / "lock").open("a+") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            lock.seek(0)
+            holder = lock.read().strip() or "unknown"
+            raise CheckError(
+                f"{run_dir} is in use by another appliance (process {holder}); stop that, or give this one its own "
+                "with --run-dir"
+            ) from None
+        lock.truncate(0)
+        lock.write(f"{os.getpid()}\n")
+        lock.flush()
+        yield
+
+
+def _prepare(plan: Plan) -> None:
+    """Clear away what an earlier start left, and make the folders that libraries expect to be there."""
+    rundir.clear(Path(plan.setting("run_dir")))
+    for folder in engine_environment.folders(plan.setting("state_dir")).values():
+        try:
+            Path(folder).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise CheckError(f"{folder} cannot be made ({error.strerror}); is the state folder writable?") from None
+
+
+@contextmanager
+def _starting(phase: PhaseFile) -> Iterator[None]:
+    """Keep the probes told while a model is fetched, which no budget bounds: it takes what the network takes."""
+    done = threading.Event()
+
+    def refresh() -> None:
+        while not done.wait(1.0):
+            phase.write()
+
+    phase.begin(os.getpid(), 0)
+    phase.progress("making the model present")
+    thread = threading.Thread(target=refresh, name="starting", daemon=True)
+    thread.start()
+    try:
+        yield
+    except ApplianceError as error:
+        phase.record |= {"phase": "dead", "reason": str(error)}
+        raise
+    finally:
+        done.set()
+        thread.join()
+        phase.write()
+
+
+def _fetch(plan: Plan, progress: Progress) -> None:
+    from appliance.models.ensure import ensure
+
+    for model in filter(None, (plan.model, plan.draft)):
+        ensure(model, offline=plan.setting("offline"), progress=progress, state_dir=Path(plan.setting("state_dir")))
+
+
+def address_of(plan: Plan) -> Address:
+    """Return how a person reaches what the plan starts."""
+    return Address(
+        host=plan.setting("host"),
+        port=plan.setting("port"),
+        sidecar_host=plan.setting("sidecar_host"),
+        sidecar_port=plan.setting("sidecar_port"),
+        model=plan.served_model_name,
+        key=_key_expression(plan),
+        probe=_probe(Path(plan.setting("run_dir"))),
+        tls="ssl_certfile" in plan.arguments,
+    )
+
+
+def _key_expression(plan: Plan) -> str | None:
+    """What a shell puts in the key's place: the variable or the file in which the person has it."""
+    key = plan.settings["api_key"]
+    if key.value is None:
+        return None
+    file = plan.setting("api_key_file")
+    if file is not None:
+        return f"$(head -n 1 {shlex.quote(file)})"
+    return f"${keys.VARIABLE}" if key.source == f"environment {keys.VARIABLE}" else "$APPLIANCE_API_KEY"
+
+
+def _probe(run_dir: Path) -> str:
+    """The probe's command, as it works in the shell of the person who reads it."""
+    command = "appliance"
+    if shutil.which(command) is None:
+        beside = Path(sys.executable).with_name(command)
+        with suppress(ValueError):
+            beside = beside.relative_to(Path.cwd())
+        command = shlex.quote(str(beside))
+    where = "" if run_dir == paths.run_dir() else f" --run-dir {shlex.quote(str(run_dir))}"
+    return f"{command} probe ready{where}"

@@ -1,0 +1,83 @@
+"""What a line of vLLM's log tells about a start. Pure; the texts are those of vLLM 0.19.1."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+# A line of either kind says that the weights are in place. A missed one only skips the phase `warming`.
+_LOADED = re.compile(
+    r"Loading weights took|Model loading took|Warming up model|Compiling a graph|Dynamo bytecode transform"
+    r"|Available KV cache memory|GPU KV cache size|Graph capturing|Capturing CUDA graphs|init engine \(profile"
+)
+# vLLM repeats this every 60 s while it waits for ever: it is the opposite of progress.
+_WAITING = re.compile(r"No available shared memory broadcast block")
+_BAR = re.compile(r"^(?P<title>.*?):?\s+\d{1,3}%.*?\b(?P<done>[\d.]+[kMGT]?)/(?P<total>[\d.]+[kMGT]?)\s*\[")
+_PREFIX = re.compile(
+    r"^(?:\([\w:. -]+pid=\d+\)\s*)?"
+    r"(?:(?P<level>DEBUG|INFO|WARNING|ERROR|CRITICAL):?\s+(?:\d\d-\d\d \d\d:\d\d:\d\d\s+)?(?:\[[^\]]*\]\s*)?)?"
+)
+_DIGITS = re.compile(r"\d+")
+_EXCEPTION = re.compile(
+    r"^(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit)\b|^error: |: error: "
+    # appliance.engine.serve's own word on arguments that vLLM refuses.
+    r"|^appliance: the engine refuses"
+)
+_CONSEQUENCE = re.compile(r"Engine core initialization failed|See root cause|EngineDeadError|died unexpectedly")
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line without its prefix. `key` is equal for lines that differ only in figures, unless they are a bar's."""
+
+    text: str
+    level: str
+    key: str
+    bar: str | None
+    """A progress bar as a person wants it: `Loading safetensors checkpoint shards 1/2`."""
+
+    @property
+    def progress(self) -> bool:
+        """Whether a line of a new key means that the start goes on."""
+        return bool(self.key) and not _WAITING.search(self.text)
+
+    @property
+    def loaded(self) -> bool:
+        """Whether the weights are in place."""
+        return bool(_LOADED.search(self.text))
+
+
+def read(raw: str) -> Line:
+    """Take one line of the engine's output apart."""
+    match = _PREFIX.match(raw)
+    prefix = match.end() if match else 0
+    text = raw[prefix:].strip()
+    level = ((match["level"] if match else None) or "INFO").lower()
+    if bar := _BAR.match(text):
+        shown = f"{bar['title'].strip()} {bar['done']}/{bar['total']}"
+        return Line(text, level, shown, shown)
+    return Line(text, level, _DIGITS.sub("#", text), None)
+
+
+class Errors:
+    """Keeps the line that best tells why the engine died: the root cause rather than its consequences."""
+
+    def __init__(self) -> None:
+        self._cause: str | None = None
+        self._last: str | None = None
+
+    def see(self, line: Line) -> None:
+        """Look at one line."""
+        if _CONSEQUENCE.search(line.text):
+            self._last = self._last or line.text
+        elif _EXCEPTION.search(line.text):
+            # The first exception of a chain is the cause; later ones tell who noticed.
+            self._cause = self._cause or line.text
+        elif line.level in ("error", "critical") and not line.text.startswith(("Traceback", "File ", "^")):
+            self._last = line.text
+
+    @property
+    def best(self) -> str | None:
+        """The line to show, at most 300 characters."""
+        found = self._cause or self._last
+        return found[:300] if found else None

@@ -1,0 +1,337 @@
+"""The guardian as supervisord runs it, over an engine that imitates vLLM's processes and log."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psutil
+import pytest
+
+from appliance.health import judge, rundir
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+FAKE = Path(__file__).parent / "data" / "fake_engine.py"
+KEY = "a-very-secret-key"
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class Run:
+    """A guardian over the fake engine, with budgets of seconds."""
+
+    def __init__(self, folder: Path, mode: str, command: list[str] | None = None, **changes: Any) -> None:
+        self.run_dir = folder
+        self.port = free_port()
+        health = {"start": 20, "progress": 15, "stall_grace": 30, "drain": 6}
+        settings = {"host": "127.0.0.1", "port": self.port, "on_engine_exit": "restart", "max_restarts": 1}
+        health |= {name: value for name, value in changes.items() if name in health}
+        settings |= {name: value for name, value in changes.items() if name in settings}
+        plan = {
+            "command": command or [sys.executable, str(FAKE), mode, str(self.port), "small"],
+            "environment": {"APPLIANCE_RUN_DIR": {"value": str(folder), "source": "default"}},
+            "arguments": {},
+            "settings": {name: {"value": value, "source": "default"} for name, value in settings.items()},
+            "served_model_name": "small",
+            "gpus": [],
+            "health": health,
+            "expected_acceleration": [],
+        }
+        rundir.write(folder, rundir.PLAN, plan)
+        self.output = (folder / "output").open("w+b")
+        self.process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "entrypoint.guardian"],
+            env={**os.environ, "APPLIANCE_RUN_DIR": str(folder), "VLLM_API_KEY": KEY},
+            stdin=subprocess.DEVNULL,
+            stdout=self.output,
+            stderr=self.output,
+        )
+
+    @property
+    def phase(self) -> dict[str, Any]:
+        return rundir.read(self.run_dir, rundir.PHASE) or {}
+
+    @property
+    def ending(self) -> dict[str, Any]:
+        return rundir.read(self.run_dir, rundir.EXIT) or {}
+
+    @property
+    def log(self) -> str:
+        return (self.run_dir / "output").read_text(errors="replace")
+
+    def wait(self, reached: Callable[[], Any], seconds: float = 25.0) -> None:
+        end = time.monotonic() + seconds
+        while not reached():
+            assert time.monotonic() < end, f"{self.phase} {self.ending}\n{self.log[-3000:]}"
+            time.sleep(0.05)
+
+    def until(self, phase: str) -> dict[str, Any]:
+        self.wait(lambda: self.phase.get("phase") == phase)
+        return self.phase
+
+    def finish(self) -> int:
+        return self.process.wait(timeout=30)
+
+    def tree(self) -> list[psutil.Process]:
+        return psutil.Process(self.process.pid).children(recursive=True)
+
+    def post(self, seconds: float) -> bytes:
+        steps = int(seconds * 4)
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/x/{steps}", data=b"", timeout=20) as answer:
+            return bytes(answer.read())
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., Run]]:
+    runs: list[Run] = []
+
+    def one(mode: str, **options: Any) -> Run:
+        runs.append(Run(tmp_path, mode, **options))
+        return runs[-1]
+
+    yield one
+    for run in runs:
+        left = run.tree() if run.process.poll() is None else []
+        for process in [run.process, *left]:
+            process.kill()
+        run.process.wait()
+        run.output.close()
+
+
+def test_a_start_passes_through_its_phases_and_sigterm_ends_it_without_a_rest(start: Callable[..., Run]) -> None:
+    run = start("normal")
+    seen: list[str] = []
+
+    def ready() -> bool:
+        name = run.phase.get("phase")
+        if name and name not in seen:
+            seen.append(name)
+        return name == "ready"
+
+    run.wait(ready)
+    assert [name for name in seen if name != "starting"] == ["loading", "warming", "ready"] or seen[-2:] == ["warming", "ready"]
+    record = run.phase
+    assert record["models"] == ["small"]
+    assert record["plugins"] == {"api": True, "core": True}
+    assert judge.report(run.run_dir).ready_ok
+
+    tree = run.tree()
+    assert len(tree) == 3
+    run.process.terminate()
+    assert run.finish() == 0
+    assert run.ending["status"] == 0
+    assert run.ending["reason"] == "stopped as asked"
+    assert not any(one.is_running() for one in tree)
+
+
+def test_the_engine_gets_the_key_and_no_file_or_line_of_the_guardian_has_it(start: Callable[..., Run]) -> None:
+    run = start("normal")
+    run.until("ready")
+    with pytest.raises(urllib.error.HTTPError, match="401"):
+        urllib.request.urlopen(f"http://127.0.0.1:{run.port}/v1/models", timeout=5)
+    run.process.terminate()
+    run.finish()
+    assert all(KEY.encode() not in file.read_bytes() for file in run.run_dir.rglob("*") if file.is_file())
+
+
+def test_progress_of_a_bar_without_newlines_keeps_a_slow_start_alive_and_is_shown(start: Callable[..., Run]) -> None:
+    run = start("slow", progress=2)
+    run.wait(lambda: re.search(r"checkpoint shards [2-9]/10", str(run.phase.get("progress"))))
+    run.until("ready")
+
+
+def test_a_start_that_stands_still_is_ended_with_its_stacks_and_not_tried_again(start: Callable[..., Run]) -> None:
+    run = start("hang", progress=2)
+    run.until("loading")
+    tree = run.tree()
+    assert run.finish() == 1
+    reason = run.ending["reason"]
+    assert reason.startswith("phase loading stands still: no progress for ")
+    assert '(the profile allows 2 s); the last was "phase loading"' in reason
+    assert "\n" not in reason
+    assert run.log.count("Thread 0x") + run.log.count("Current thread 0x") >= 2, "api and core dump their stacks"
+    assert "fake_engine.py" in run.log
+    assert "sleep: state S" in run.log, "a process that would die of the signal is told of instead"
+    assert run.phase["restarts"] == 0
+    assert not any(one.is_running() for one in tree)
+
+
+def test_a_start_over_its_budget_is_ended_although_it_makes_progress(start: Callable[..., Run]) -> None:
+    run = start("slow", start=2)
+    assert run.finish() == 1
+    assert run.ending["reason"].startswith("the start took longer than its budget of 2 s: it is in phase loading")
+
+
+def test_a_crash_while_loading_is_tried_again_and_then_given_up_with_the_root_cause(start: Callable[..., Run]) -> None:
+    run = start("crash", max_restarts=1)
+    run.wait(lambda: run.phase.get("phase") == "dead" and "starting again" in run.phase["reason"])
+    assert not judge.report(run.run_dir).live_ok
+    assert run.finish() == 1
+    assert run.ending["reason"] == (
+        "the engine ended by itself with exit status 1 in phase loading: ValueError: the weights are sour; "
+        "gave up after 2 starts without becoming ready"
+    )
+
+
+def test_an_engine_that_refuses_its_options_is_not_tried_again(start: Callable[..., Run]) -> None:
+    run = start("exit2", max_restarts=5)
+    assert run.finish() == 2
+    assert run.ending["reason"] == (
+        "the engine refused its options (exit status 2): serve.py: error: argument --max-model-len: invalid value"
+    )
+    assert run.phase["restarts"] == 0
+
+
+def test_a_command_that_cannot_be_started_says_so(start: Callable[..., Run]) -> None:
+    run = start("none", command=["/nonexistent/python"], on_engine_exit="end")
+    assert run.finish() == 1
+    assert "exit status 127" in run.ending["reason"]
+    assert "/nonexistent/python: cannot be started: No such file or directory" in run.log
+
+
+def test_an_engine_without_the_proof_of_its_plugin_is_not_served(start: Callable[..., Run]) -> None:
+    run = start("unproven")
+    assert run.finish() == 1
+    assert run.ending["reason"].startswith(
+        "the engine answers, but nothing proves that the appliance's plugin is loaded in: core "
+    )
+    assert run.phase["models"] == []
+
+
+def test_a_killed_api_server_is_not_ready_at_once_and_comes_back(start: Callable[..., Run]) -> None:
+    run = start("normal")
+    record = run.until("ready")
+    old = run.tree()
+    os.kill(record["pid"], signal.SIGKILL)
+    run.wait(lambda: run.phase["phase"] == "dead")
+    assert not judge.report(run.run_dir).ready_ok
+    assert "signal 9 SIGKILL" in run.phase["reason"]
+    assert "starting again in 1 s (restart 1)" in run.phase["reason"]
+    assert run.until("ready")["restarts"] == 1
+    assert run.phase["pid"] != record["pid"]
+    assert not any(one.is_running() for one in old), "the orphans of a killed API server are killed too"
+
+
+def test_a_killed_engine_core_is_noticed_while_the_api_server_still_answers(start: Callable[..., Run]) -> None:
+    run = start("normal", on_engine_exit="end")
+    record = run.until("ready")
+    core = next(int(file.stem) for file in (run.run_dir / "plugins").iterdir() if int(file.stem) != record["pid"])
+    os.kill(core, signal.SIGKILL)
+    run.wait(lambda: run.phase["phase"] == "dead")
+    assert run.finish() == 1
+    assert run.ending["reason"] == f"the engine's core process {core} ended"
+
+
+def test_becoming_ready_forgives_earlier_failures(start: Callable[..., Run]) -> None:
+    run = start("flaky", max_restarts=1)
+    assert run.until("ready")["restarts"] == 1
+    os.kill(run.phase["pid"], signal.SIGKILL)
+    run.wait(lambda: run.phase["phase"] == "ready" and run.phase["restarts"] == 2)
+
+
+@pytest.mark.parametrize("choice", ["restart", "end"])
+def test_a_stalled_engine_is_dumped_once_and_ended_after_twice_its_grace(
+    start: Callable[..., Run], choice: str
+) -> None:
+    run = start("stall", stall_grace=2, on_engine_exit=choice)
+    run.wait(lambda: judge.report(run.run_dir).phase == "stalled")
+    if choice == "end":
+        assert run.finish() == 1
+        assert run.ending["reason"].startswith("the engine stalled: 1 running, 0 waiting and 1 unanswered requests")
+    else:
+        run.wait(lambda: run.phase.get("restarts") == 1)
+        run.wait(lambda: "the engine stalled: 1 running" in run.log)
+    assert run.log.count("stalled: 1 running, 0 waiting and 1 unanswered requests, but no step for") >= 1
+    assert "Thread 0x" in run.log
+
+
+def test_sigterm_lets_a_running_answer_finish_and_refuses_new_ones(start: Callable[..., Run]) -> None:
+    run = start("normal")
+    run.until("ready")
+    answers: list[bytes] = []
+    client = threading.Thread(target=lambda: answers.append(run.post(4)))
+    client.start()
+    time.sleep(0.7)
+    run.process.terminate()
+    run.until("draining")
+    report = judge.report(run.run_dir)
+    assert (report.live_ok, report.ready_ok) == (True, False)
+    time.sleep(0.6)
+    with pytest.raises(urllib.error.HTTPError, match="503"):
+        run.post(1)
+    assert run.finish() == 0
+    client.join()
+    assert answers[0].split() == [str(number).encode() for number in range(16)]
+
+
+def test_a_request_that_does_not_finish_is_cut_off_after_the_drain_time(start: Callable[..., Run]) -> None:
+    run = start("normal", drain=2)
+    run.until("ready")
+    answers: list[bytes] = []
+    client = threading.Thread(target=lambda: answers.append(run.post(60)))
+    client.start()
+    time.sleep(0.7)
+    run.process.terminate()
+    assert run.finish() == 0
+    client.join()
+    assert len(answers[0].split()) < 240
+    assert "1 requests did not finish within 2 s and are cut off" in run.log
+
+
+def test_an_engine_that_ignores_sigterm_is_killed_within_the_bound(start: Callable[..., Run], monkeypatch: Any) -> None:
+    run = start("stubborn", drain=1)
+    run.until("ready")
+    tree = run.tree()
+    run.process.terminate()
+    assert run.finish() == 0
+    assert "the engine did not end within 15 s of SIGTERM and is killed" in run.log
+    assert not any(one.is_running() for one in tree)
+
+
+def test_sigterm_while_it_loads_does_not_wait_for_a_drain(start: Callable[..., Run]) -> None:
+    run = start("hang", drain=3600)
+    run.until("loading")
+    run.process.terminate()
+    assert run.finish() == 0
+
+
+def test_a_guardian_without_a_plan_says_so_in_one_line(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "entrypoint.guardian"],
+        env={**os.environ, "APPLIANCE_RUN_DIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert done.stderr == (
+        f"guardian: {tmp_path / 'plan.json'} is missing or unreadable; the guardian is started by `appliance serve`\n"
+    )
+
+
+def test_a_full_disk_fails_the_probes_and_not_the_engine(start: Callable[..., Run]) -> None:
+    run = start("normal")
+    record = run.until("ready")
+    # A folder of that name cannot be replaced by a file: every later write fails, as on a full disk.
+    (run.run_dir / rundir.PHASE).rename(run.run_dir / "old")
+    (run.run_dir / rundir.PHASE).mkdir()
+    run.wait(lambda: "phase.json cannot be written, so the probes fail" in run.log)
+    assert psutil.pid_exists(record["pid"])
+    assert json.loads((run.run_dir / "old").read_text())["phase"] == "ready"
