@@ -223,11 +223,9 @@ def _kv_shortfall(pages: KvLayout, kv_bytes: int, *wanted: tuple[int, int]) -> I
     for requests, tokens in dict.fromkeys(wanted):
         needed = requests * pages.blocks(tokens) * pages.block_bytes
         if needed > kv_bytes:
-            many = (
-                f"{requests} requests of {tokens:,} tokens take" if requests > 1 else f"a request of {tokens:,} takes"
-            )
+            many = f"{requests} requests" if requests > 1 else "a request"
             short = _gib(needed - kv_bytes)
-            yield f"{many} {_gib(needed)} of KV and {_gib(kv_bytes)} is left, {short} too little"
+            yield f"{_gib(needed)} of KV for {many} of {tokens:,} tokens, {_gib(kv_bytes)} is left: {short} too little"
 
 
 def _page_shortfall(pages: KvLayout, mode: MambaMode, budget: int) -> Iterator[str]:
