@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 from kernel_sources import SCALE, scale
 
@@ -16,6 +18,9 @@ from sm70_kernels.build.compiler import (
 )
 from sm70_kernels.errors import KernelError
 
+if TYPE_CHECKING:
+    from pathlib import Path
+
 LOG = """nvrtc: warning: Architectures prior to '<compute/sm>_75' are deprecated and may be removed in a future release
 ptxas info    : 0 bytes gmem
 ptxas info    : Compiling entry function 'k' for 'sm_70'
@@ -25,11 +30,11 @@ ptxas info    : Used 48 registers, used 1 barriers, 256 bytes smem, 380 bytes cm
 """
 
 
-def test_it_is_the_compiler_that_knows_volta():
+def test_it_is_the_compiler_that_knows_volta() -> None:
     assert compiler_version() == "NVRTC 12.8.93"
 
 
-def test_a_kernel_becomes_cubin_and_ptx_the_same_each_time(tmp_path):
+def test_a_kernel_becomes_cubin_and_ptx_the_same_each_time(tmp_path: Path) -> None:
     first, second = (compile_specialisation(scale(tmp_path)) for _ in range(2))
     assert first == second
     assert first.cubin.startswith(b"\x7fELF")
@@ -39,7 +44,7 @@ def test_a_kernel_becomes_cubin_and_ptx_the_same_each_time(tmp_path):
     assert first.resources.spill_stores == first.resources.local_memory == 0
 
 
-def test_figures_are_read_from_the_log():
+def test_figures_are_read_from_the_log() -> None:
     assert parse_log(LOG) == Resources(
         registers=48, static_shared=256, local_memory=48, spill_stores=12, spill_loads=16
     )
@@ -47,7 +52,7 @@ def test_figures_are_read_from_the_log():
     assert first_warning(LOG + "k.cu(3): warning #177-D: unused\n") == "k.cu(3): warning #177-D: unused"
 
 
-def test_parameters_are_read_from_ptx():
+def test_parameters_are_read_from_ptx() -> None:
     ptx = b".visible .entry k(\n.param .u64 k_param_0,\n.param .f32 k_param_1,\n.param .align 4 .b8 k_param_2[12]\n)\n{"
     assert parameter_sizes(ptx, "k") == [8, 4, 12]
     assert parameter_sizes(ptx, "other") == []
@@ -68,14 +73,14 @@ LOCAL = "{ float many[99]; for (int j = 0; j < count; ++j) many[j * j % 99] = ou
     ],
     ids=["error", "warning", "local memory", "signature", "entry"],
 )
-def test_a_bad_kernel_is_refused_in_one_line(tmp_path, text, params, says):
+def test_a_bad_kernel_is_refused_in_one_line(tmp_path: Path, text: str, params: str, says: str) -> None:
     with pytest.raises(KernelError, match=says) as caught:
         compile_specialisation(scale(tmp_path, text=text, params=params))
     assert "\n" not in str(caught.value)
     assert caught.value.reason == "operator_missing:scale"
 
 
-def test_a_kernel_that_spills_is_refused(tmp_path):
+def test_a_kernel_that_spills_is_refused(tmp_path: Path) -> None:
     # 128 live floats cannot fit the 64 registers that 1024 threads leave to each.
     text = """
     extern "C" __global__ void __launch_bounds__(1024) scale(float* out, int count) {
@@ -91,8 +96,8 @@ def test_a_kernel_that_spills_is_refused(tmp_path):
         compile_specialisation(scale(tmp_path, text=text))
 
 
-def test_a_compiler_that_no_longer_knows_volta_is_said_to_be_missing(monkeypatch):
-    def refuse(*_):
+def test_a_compiler_that_no_longer_knows_volta_is_said_to_be_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
         raise RuntimeError("nvrtc: error: invalid value for --gpu-architecture (-arch)")
 
     monkeypatch.setattr(compiler, "_run", refuse)

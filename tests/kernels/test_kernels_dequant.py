@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 import torch
 
@@ -11,6 +13,9 @@ from sm70_kernels.heuristics.hardware import DEQUANT_CODES
 from sm70_kernels.reference import dequant
 from sm70_kernels.registry import CSRC, Kernel, Specialisation
 
+if TYPE_CHECKING:
+    from pathlib import Path
+
 CODES = torch.arange(256)
 
 
@@ -19,7 +24,7 @@ def words(code: torch.Tensor) -> torch.Tensor:
     return code | (code ^ 0xFF) << 8 | (code ^ 0xFF) << 16 | code << 24
 
 
-def test_e4m3():
+def test_e4m3() -> None:
     number = (CODES & 0x7F) != 0x7F
     wanted = dequant.e4m3(CODES)
     assert torch.equal(wanted[number], CODES.to(torch.uint8).view(torch.float8_e4m3fn).double()[number])
@@ -30,13 +35,13 @@ def test_e4m3():
     assert torch.equal(odd[:, 0], odd[:, 1].flip(0)), "byte 1 holds the complement"
 
 
-def test_only_the_subnormal_codes_of_e4m3_lean_on_subnormal_halves():
+def test_only_the_subnormal_codes_of_e4m3_lean_on_subnormal_halves() -> None:
     values = dequant.halves(dequant.e4m3_even(CODES))[:, 0]
     subnormal = (values != 0) & (values.abs() < 2.0**-14)
     assert int(subnormal.sum()) == 14
 
 
-def test_e5m2():
+def test_e5m2() -> None:
     number = (CODES & 0x7C) != 0x7C
     wanted = CODES.to(torch.uint8).view(torch.float8_e5m2).double()
     assert torch.equal(dequant.e5m2(CODES)[number], wanted[number])
@@ -48,7 +53,7 @@ def test_e5m2():
 
 
 @pytest.mark.parametrize("index", range(4))
-def test_e2m1(index):
+def test_e2m1(index: int) -> None:
     codes = torch.arange(16)
     others = 0xFFFFFFFF ^ (0x000F000F << 4 * index)
     pair = dequant.halves(dequant.e2m1_pair(others | codes << 4 * index | (codes ^ 15) << 16 + 4 * index, index))
@@ -59,7 +64,7 @@ def test_e2m1(index):
     assert torch.equal(pair[:, 1] * dequant.E2M1_FOLD, wanted.flip(0))
 
 
-def test_the_device_code_proves_itself_while_it_compiles():
+def test_the_device_code_proves_itself_while_it_compiles() -> None:
     compile_specialisation(DEQUANT_CODES)
 
 
@@ -71,7 +76,7 @@ def test_the_device_code_proves_itself_while_it_compiles():
         ("e2m1", "12 - 4 * index", "11 - 4 * index", "E2M1 to FP16"),
     ],
 )
-def test_a_wrong_identity_does_not_compile(tmp_path, header, right, wrong, says):
+def test_a_wrong_identity_does_not_compile(tmp_path: Path, header: str, right: str, wrong: str, says: str) -> None:
     text = (CSRC / f"dequant/{header}.cuh").read_text()
     assert right in text
     (tmp_path / "wrong.cuh").write_text(text.replace(right, wrong))

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 
 from sm70_kernels import lanes
 from sm70_kernels.build.compiler import compile_specialisation
 from sm70_kernels.registry import Kernel, Specialisation
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
 
 
 @pytest.mark.parametrize(
@@ -18,18 +24,20 @@ from sm70_kernels.registry import Kernel, Specialisation
     ],
     ids=["A", "B", "C"],
 )
-def test_each_element_has_one_place(element, registers, rows, columns):
+def test_each_element_has_one_place(
+    element: Callable[[int, int], lanes.Element], registers: int, rows: int, columns: int
+) -> None:
     places = [element(lane, register) for lane in range(lanes.LANES) for register in range(registers)]
     everything = {(q, r, c) for q in range(lanes.QUAD_PAIRS) for r in range(rows) for c in range(columns)}
     assert len(places) == len(set(places)) == len(everything)
     assert set(places) == everything
 
 
-def test_a_quad_pair_is_two_groups_of_four_lanes():
+def test_a_quad_pair_is_two_groups_of_four_lanes() -> None:
     assert [lane for lane in range(32) if lanes.quad_pair(lane) == 1] == [4, 5, 6, 7, 20, 21, 22, 23]
 
 
-def test_the_header_has_the_same_maps(tmp_path):
+def test_the_header_has_the_same_maps(tmp_path: Path) -> None:
     claims = []
     for lane in range(lanes.LANES):
         claims.append(f"quad_pair({lane}) == {lanes.quad_pair(lane)}")

@@ -22,7 +22,7 @@ from sm70_kernels.build.occupancy import occupancy
         (96, 32, 0, 21, "warps"),
     ],
 )
-def test_blocks_of_an_sm(threads, registers, shared, blocks, limited_by):
+def test_blocks_of_an_sm(threads: int, registers: int, shared: int, blocks: int, limited_by: str) -> None:
     found = occupancy(threads, registers, shared)
     assert (found.blocks, found.limited_by) == (blocks, limited_by)
     assert found.warps == blocks * -(-threads // 32)

@@ -1,0 +1,138 @@
+"""What reaches the driver: the right form of the code, and parameters packed as the kernel reads them."""
+
+from __future__ import annotations
+
+import ctypes
+import types
+from typing import Any
+
+import pytest
+import torch
+
+from sm70_kernels.errors import KernelError
+from sm70_kernels.launch import launcher, module
+from sm70_kernels.registry import Kernel, Specialisation
+
+ODD = Specialisation(
+    Kernel("odd", source="odd.cu", entry="odd", params="PiPfqI", constants=("THREADS",)), {"THREADS": 96}
+)
+
+
+class Driver:
+    """Stands in for the driver: keeps what a launch passed, reading the parameters from memory as the driver does."""
+
+    CUresult = types.SimpleNamespace(CUDA_SUCCESS=0)
+
+    def __init__(self) -> None:
+        self.result: object = 0
+        self.launches: list[dict[str, object]] = []
+
+    def launch(self, handle: object, *numbers: int) -> tuple[object]:
+        gx, gy, gz, bx, by, bz, shared, stream, pointers, _ = numbers
+        kinds: list[Any] = [
+            ctypes.c_uint64,
+            ctypes.c_int32,
+            ctypes.c_uint64,
+            ctypes.c_float,
+            ctypes.c_int64,
+            ctypes.c_uint32,
+        ]
+        addresses = (ctypes.c_void_p * len(kinds)).from_address(pointers)
+        values = [kind.from_address(address).value for kind, address in zip(kinds, addresses, strict=True)]
+        shape = {"grid": (gx, gy, gz), "block": (bx, by, bz), "shared": shared, "stream": stream}
+        self.launches.append({"handle": handle, "values": values, **shape})
+        return (self.result,)
+
+
+@pytest.fixture
+def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
+    stand_in = Driver()
+    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: 0, raising=False)
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 77 + device, raising=False)
+    monkeypatch.setattr(launcher, "load_function", lambda spec, device: f"{spec.name} on {device}")
+    monkeypatch.setattr(launcher, "_FUNCTIONS", {})
+    monkeypatch.setattr("cuda.bindings.driver.cuLaunchKernel", stand_in.launch)
+    monkeypatch.setattr("cuda.bindings.driver.CUresult", stand_in.CUresult)
+    return stand_in
+
+
+class OnGpu:
+    """A tensor as the launcher sees one: an address on a device."""
+
+    def __init__(self, address: int, device: int = 0) -> None:
+        self.address = address
+        self.device = f"cuda:{device}" if device >= 0 else "cpu"
+        self.index = device
+
+    def get_device(self) -> int:
+        return self.index
+
+    def data_ptr(self) -> int:
+        return self.address
+
+
+def test_parameters_arrive_as_the_kernel_reads_them(driver: Driver) -> None:
+    arguments = (OnGpu(0xABCDEF0123456789), -5, 0, 0.25, -(2**40), 2**32 - 1)
+    launcher.launch(ODD, (3, 2, 1), (32, 3, 1), arguments, 256)
+    (seen,) = driver.launches
+    assert seen["values"] == [0xABCDEF0123456789, -5, 0, 0.25, -(2**40), 2**32 - 1]
+    assert seen["grid"] == (3, 2, 1)
+    assert seen["block"] == (32, 3, 1)
+    assert seen["shared"] == 256
+    assert seen["stream"] == 77
+    assert seen["handle"] == "odd-threads96 on 0"
+
+
+def test_one_number_is_one_dimension_and_the_specialisation_knows_its_shared_memory(driver: Driver) -> None:
+    spec = Specialisation(ODD.kernel, {"THREADS": 96}, shared_bytes=512)
+    launcher.launch(spec, 9, 96, (1, 2, 3, 4.0, 5, 6))
+    assert driver.launches[0]["grid"] == (9, 1, 1)
+    assert driver.launches[0]["block"] == (96, 1, 1)
+    assert driver.launches[0]["shared"] == 512
+
+
+def test_a_kernel_is_loaded_once(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    loads: list[str] = []
+    monkeypatch.setattr(launcher, "load_function", lambda spec, device: loads.append(spec.name))
+    for _ in range(3):
+        launcher.launch(ODD, 1, 96, (1, 2, 3, 4.0, 5, 6))
+    assert loads == ["odd-threads96"]
+
+
+@pytest.mark.parametrize(
+    ("block", "arguments", "says"),
+    [
+        (64, (1, 2, 3, 4.0, 5, 6), "odd-threads96 is built for blocks of 96 threads, not 64"),
+        (96, (1, 2, 3, 4.0, 5), "odd-threads96 takes parameters PiPfqI, not"),
+        (96, (1, 2**31, 3, 4.0, 5, 6), "odd-threads96 takes parameters PiPfqI, not"),
+        (96, (OnGpu(1, -1), 2, 3, 4.0, 5, 6), "a tensor is on cpu, the current device is cuda:0"),
+        (96, (OnGpu(1), 2, OnGpu(1, 1), 4.0, 5, 6), "a tensor is on cuda:1, the current device is cuda:0"),
+    ],
+    ids=["block", "too few", "too big", "cpu", "two devices"],
+)
+def test_arguments_that_do_not_fit_are_refused(
+    driver: Driver, block: int, arguments: tuple[object, ...], says: str
+) -> None:
+    with pytest.raises(ValueError, match=says):
+        launcher.launch(ODD, 1, block, arguments)
+    assert not driver.launches
+
+
+def test_a_refused_launch_says_what_the_driver_said(driver: Driver) -> None:
+    driver.result = types.SimpleNamespace(name="CUDA_ERROR_INVALID_VALUE")
+    says = "odd-threads96 cannot be launched on 1 blocks: cuLaunchKernel says CUDA_ERROR_INVALID_VALUE"
+    with pytest.raises(KernelError, match=says) as caught:
+        launcher.launch(ODD, 1, 96, (1, 2, 3, 4.0, 5, 6))
+    assert caught.value.reason == "launch_failed:odd"
+
+
+@pytest.mark.parametrize(("capability", "form"), [((7, 0), "cubin"), ((7, 5), "ptx"), ((9, 0), "ptx")])
+def test_volta_loads_cubins_and_newer_ones_ptx(capability: tuple[int, int], form: str) -> None:
+    assert module.form_for("odd", capability, "NVIDIA X") == form
+
+
+def test_anything_older_is_refused() -> None:
+    says = r"Tesla P100 has compute capability 6.0: these kernels want 7.0 or newer"
+    with pytest.raises(KernelError, match=says) as caught:
+        module.form_for("odd", (6, 0), "Tesla P100")
+    assert caught.value.reason == "operator_missing:odd"
