@@ -22,6 +22,16 @@ def is_there(folder: Path) -> bool:
     return folder.is_dir() and any(folder.iterdir())
 
 
+def partial(folder: Path) -> Path:
+    """Where the files of a download that is not finished lie, beside `folder`."""
+    return folder.with_name(f".{folder.name}.partial")
+
+
+def fetched_bytes(folder: Path) -> int:
+    """Count the bytes that an unfinished download has brought already."""
+    return sum(path.stat().st_size for path in partial(folder).rglob("*") if path.is_file())
+
+
 @contextmanager
 def alone(folder: Path, progress: Progress) -> Iterator[None]:
     """Hold the right to prepare `folder`; waits while another process has it, and ends with the process.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import threading
+import time
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -36,6 +37,8 @@ class Hub:
     """(path, Range header) of every request."""
     tokens: list[str | None] = field(default_factory=list)
     break_after: dict[str, list[int]] = field(default_factory=dict)
+    hang_after: dict[str, int] = field(default_factory=dict)
+    """Bytes of a file after which nothing more comes while the connection stays open."""
     served: dict[str, bytes] = field(default_factory=dict)
     """What is sent in place of a file's content."""
     wanted_token: str | None = None
@@ -97,6 +100,12 @@ class Handler(BaseHTTPRequestHandler):
         self.send_header("X-Repo-Commit", REVISION)
         self.send_header("Content-Length", str(len(content) - begin))
         self.end_headers()
+        if hangs := self.hub.hang_after.get(name):
+            self.wfile.write(content[begin:hangs])
+            self.wfile.flush()
+            while self.hub.hang_after:
+                time.sleep(0.02)
+            return
         breaks = self.hub.break_after.get(name) or []
         end = breaks.pop(0) if breaks else len(content)
         self.wfile.write(content[begin:end])
@@ -114,6 +123,7 @@ def running(hub: Hub) -> Iterator[Hub]:
     try:
         yield hub
     finally:
+        hub.hang_after.clear()
         server.shutdown()
         thread.join()
         server.server_close()

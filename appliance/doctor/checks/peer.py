@@ -1,0 +1,95 @@
+"""Whether each GPU reads the others: the driver's answer, and bytes that are really carried over.
+
+Behind an IOMMU, or with PCIe access control on, the driver allows peer access and the bytes come wrong or never.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from itertools import permutations
+from typing import TYPE_CHECKING, Any
+
+from appliance.doctor.check import Check
+from appliance.doctor.checks.gpu import NO_GPU
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from appliance.topology.machine import Machine
+
+LIMIT = 180.0
+"""Seconds for all pairs (chosen): importing torch and a context on each of eight GPUs take about a minute when cold."""
+
+_HINT = "switch ACS off in the PCIe bridges and the IOMMU to passthrough (iommu=pt), or serve with fewer GPUs"
+
+
+def access(machine: Machine, chosen: Sequence[int], links: str) -> Check:
+    """Judge the driver's answers for every ordered pair of `chosen`; `links` is what the profile needs."""
+    name, title = "peer_access", "peer access"
+    if len(chosen) < 2:
+        return Check(name, title, "skipped", "fewer than two GPUs are used")
+    place = {gpu.index: position for position, gpu in enumerate(machine.gpus)}
+    gone = [index for index in chosen if index not in place]
+    if gone:
+        return Check(name, title, "skipped", f"GPU {gone[0]} is not there")
+    wanted = {"nvlink": "NVLink between every pair", "peer": "peer access between every pair"}.get(links, "nothing")
+    pairs = {(a, b): machine.links[place[a]][place[b]] for a, b in permutations(chosen, 2)}
+    refused = [f"{a}→{b} ({link.kind})" for (a, b), link in pairs.items() if link.peer_access is False]
+    if refused:
+        # Without a need for peer access, copies go through the host's memory: slower, and right.
+        status = "warn" if links == "none" else "fail"
+        return Check(name, title, status, f"no peer access {', '.join(refused)}", wanted, _HINT)  # type: ignore[arg-type]
+    unlinked = [f"{a}→{b} ({link.kind})" for (a, b), link in pairs.items() if link.kind != "nvlink"]
+    if links == "nvlink" and unlinked:
+        todo = "choose GPUs of one NVLink island, or a profile that needs none; `appliance topology` shows the links"
+        return Check(name, title, "fail", f"no NVLink {', '.join(unlinked)}", wanted, todo)
+    unknown = [f"{a}→{b}" for (a, b), link in pairs.items() if link.peer_access is None]
+    if unknown:
+        todo = "look at `nvidia-smi topo -p2p r`"
+        return Check(name, title, "warn", f"the driver does not tell for {', '.join(unknown)}", wanted, todo)
+    return Check(name, title, "ok", f"all {len(pairs)} directions", wanted)
+
+
+def data(result: Mapping[str, Any] | str, links: str) -> Check:
+    """Judge what the test of real copies gave: `pairs` as [from, to, peer, right], or the reason why none was made."""
+    name, title, wanted = "peer_data", "peer copies", "every pattern read back as it was written"
+    if isinstance(result, str):
+        return Check(name, title, "fail", result, wanted, _HINT)
+    pairs: list[tuple[int, int, bool, bool]] = [tuple(pair) for pair in result["pairs"]]
+    if not pairs:
+        return Check(name, title, "skipped", f"torch sees {result['gpus']} GPU, and two are needed")
+    wrong = [f"{a}→{b}" for a, b, _, right in pairs if not right]
+    if wrong:
+        return Check(name, title, "fail", f"wrong bytes came over {', '.join(wrong)}", wanted, _HINT)
+    through_host = [f"{a}→{b}" for a, b, peer, _ in pairs if not peer]
+    if through_host and links != "none":
+        return Check(name, title, "fail", f"CUDA gives no peer access {', '.join(through_host)}", wanted, _HINT)
+    return Check(name, title, "ok", f"{len(pairs)} directions carried their pattern", wanted)
+
+
+def _command(chosen: Sequence[int]) -> list[str]:
+    return [sys.executable, "-P", "-m", "appliance.doctor.peer_program", *map(str, chosen)]
+
+
+def try_copies(chosen: Sequence[int]) -> Mapping[str, Any] | str:
+    """Copy a pattern over every pair of `chosen` in a process of its own; return its result or why there is none."""
+    try:
+        done = subprocess.run(_command(chosen), capture_output=True, text=True, timeout=LIMIT, check=False)
+    except subprocess.TimeoutExpired:
+        return f"the copies did not end within {LIMIT:.0f} s, as they do when peer access hangs"
+    try:
+        result = json.loads(done.stdout)
+    except ValueError:
+        lines = done.stderr.strip().splitlines() or [f"status {done.returncode}"]
+        return f"the copies ended early ({lines[-1]})"
+    return dict(result)
+
+
+def skipped(reason: str = NO_GPU) -> list[Check]:
+    """Return both checks as skipped."""
+    return [
+        Check("peer_access", "peer access", "skipped", reason),
+        Check("peer_data", "peer copies", "skipped", reason),
+    ]
