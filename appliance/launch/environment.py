@@ -81,9 +81,7 @@ def engine_environment(
     for name, folder in folders(state_dir.value).items():
         added[name] = Sourced(folder, "derived: all caches and HOME are under state_dir")
         if name in user and user[name] != folder and name not in _UNREMARKABLE:
-            warnings.append(
-                f"{name} of the environment is not used: caches are under state_dir (set APPLIANCE_STATE_DIR)"
-            )
+            warnings.append(f"environment {name} is not used: caches go under state_dir (APPLIANCE_STATE_DIR)")
     # Without these, getpass asks the password database, which does not know an arbitrary user id.
     for name in ("USER", "LOGNAME"):
         added[name] = Sourced("appliance", "derived: a user id needs no passwd entry")
