@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from appliance import paths
 from appliance.acceleration import report
 from appliance.acceleration.routes import ROUTES
 from appliance.health import rundir
+from appliance.launch.request import Request
+from appliance.launch.resolve import resolve
+from appliance.topology import recorded
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-EXPECTED = tuple(name for name, route in ROUTES.items() if not route.optional)
+MACHINE = "4xv100-sxm2-16gb"
 
 
 def write_ready(folder: Path) -> None:
@@ -20,12 +25,19 @@ def write_ready(folder: Path) -> None:
         rundir.write(folder, name, record)
 
 
+@cache
+def plan() -> dict[str, Any]:
+    """Return the plan that the recorded `MACHINE` gets when nobody sets anything."""
+    machine = recorded.load(paths.TOPOLOGIES / f"{MACHINE}.json")
+    return resolve(Request({}, (), {}, machine, paths.ROOT)).to_json()
+
+
 def ready(now: float) -> dict[str, dict[str, Any]]:
     """Return the records by file name; `now` is on rundir.clock()."""
     states = {name: report.RouteState("enabled") for name in ROUTES}
     return {
-        rundir.PLAN: {"schema": 1, "profile": "bench", "expected_acceleration": EXPECTED},
-        rundir.ACCELERATION: report.report("bench", EXPECTED, states),
+        rundir.PLAN: plan(),
+        rundir.ACCELERATION: report.report(plan()["profile"], plan()["expected_acceleration"], states),
         rundir.PHASE: {
             "phase": "ready",
             "at": now,
@@ -37,7 +49,7 @@ def ready(now: float) -> dict[str, dict[str, Any]]:
             "progress": None,
             "pid": 1,
             "restarts": 0,
-            "models": ["bench"],
+            "models": [plan()["served_model_name"]],
             "plugins": {"api": True, "core": True},
             "stopped": [],
         },

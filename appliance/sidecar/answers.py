@@ -138,16 +138,30 @@ class Sourced(BaseModel):
     )
 
 
+class OtherProfile(BaseModel):
+    """A profile that was not chosen."""
+
+    name: str
+    title: str
+    fits: bool = Field(description="Whether it could be started here by pinning it.")
+    reasons: list[str] = Field(description="Every reason why it was not chosen, one sentence each.")
+
+
 class Profile(BaseModel):
     """The decisions of this start."""
 
     name: str
     title: str
-    selection: dict[str, Any] = Field(description="Why this profile, and every reason why not, for each other one.")
+    selected: Literal["best fit", "pinned", "forced"] = Field(
+        description="best fit: the most preferred that fits. pinned: named by a person. forced: pinned, but unfit."
+    )
+    gpus: list[int]
+    gpus_reason: str = Field(description="Why these GPUs.")
+    others: list[OtherProfile] = Field(description="Those that fit come first, the most preferred at the top.")
     settings: dict[str, Sourced] = Field(description="The appliance's own settings.")
     arguments: dict[str, Sourced] = Field(description="vLLM's arguments.")
     passthrough: list[str] = Field(description="What was given to vLLM after --, and won.")
     health: dict[str, int] = Field(description="Budgets and graces in seconds.")
     memory: dict[str, Any] | None = Field(description="The memory plan of one rank, in bytes.")
-    expected_acceleration: list[str]
+    expected_acceleration: list[str] = Field(description="The routes that the profile requires.")
     warnings: list[str]

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fastapi import FastAPI
 from fastapi.responses import JSONResponse
+from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
 
 from appliance import __version__
@@ -24,11 +25,11 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 HEADERS = {
-    b"cache-control": b"no-store",  # a health answer out of a proxy's cache is a lie
-    b"content-security-policy": b"default-src 'none'; frame-ancestors 'none'",
-    b"cross-origin-resource-policy": b"same-origin",
-    b"referrer-policy": b"no-referrer",
-    b"x-content-type-options": b"nosniff",
+    "cache-control": "no-store",  # a health answer out of a proxy's cache is a lie
+    "content-security-policy": "default-src 'none'; frame-ancestors 'none'",
+    "cross-origin-resource-policy": "same-origin",
+    "referrer-policy": "no-referrer",
+    "x-content-type-options": "nosniff",
 }
 """On every answer that does not set its own."""
 
@@ -44,8 +45,14 @@ def create_app(run_dir: Path) -> FastAPI:
         license_info={"name": "Apache-2.0", "identifier": "Apache-2.0"},
         docs_url=None,  # the pages of FastAPI load scripts from a CDN
         redoc_url=None,
+        generate_unique_id_function=lambda route: route.name,
     )
-    app.add_api_route("/", lambda: _index(app), response_model=Index, tags=["index"], summary="Every endpoint")
+
+    @app.get("/", tags=["index"], summary="Every endpoint")
+    async def index() -> Index:
+        """Where to look for what."""
+        return Index(appliance=__version__, openapi=app.openapi_url or "", endpoints=listed(app))
+
     for part in (health, metadata, acceleration, metrics):
         app.include_router(part.router(run_dir))
     app.add_exception_handler(Unavailable, _unavailable)
@@ -53,10 +60,6 @@ def create_app(run_dir: Path) -> FastAPI:
     app.add_exception_handler(Exception, _failed)
     app.add_middleware(CommonHeaders)
     return app
-
-
-def _index(app: FastAPI) -> Index:
-    return Index(appliance=__version__, openapi=app.openapi_url or "", endpoints=listed(app))
 
 
 async def _unavailable(_request: Request, error: Exception) -> JSONResponse:
@@ -72,7 +75,10 @@ async def _refused(request: Request, error: Exception) -> JSONResponse:
 
 
 async def _failed(_request: Request, error: Exception) -> JSONResponse:
-    return JSONResponse({"reason": f"internal error: {type(error).__name__}; the sidecar's log tells more"}, 500)
+    # Sent from outside every middleware.
+    return JSONResponse(
+        {"reason": f"internal error: {type(error).__name__}; the sidecar's log tells more"}, 500, HEADERS
+    )
 
 
 class CommonHeaders:
@@ -86,8 +92,9 @@ class CommonHeaders:
 
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
-                present: dict[bytes, Any] = dict(message["headers"])
-                message["headers"] = [*message["headers"], *(h for h in HEADERS.items() if h[0] not in present)]
+                headers = MutableHeaders(scope=message)
+                for name, value in HEADERS.items():
+                    headers.setdefault(name, value)
             await send(message)
 
         # The server keeps the real method and leaves the body out.

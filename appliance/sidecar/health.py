@@ -32,7 +32,7 @@ def router(run_dir: Path) -> APIRouter:
             f"/{name}",
             _endpoint(name, run_dir),
             summary=summary,
-            operation_id=f"health_{name}",
+            name=f"health_{name}",
             response_model=answers.Health,
             responses={503: {"model": answers.Health, "description": "The probe fails; the reason says why."}},
         )

@@ -12,7 +12,7 @@ from appliance import __version__
 from appliance.health import proof, rundir
 from appliance.sidecar import answers
 from appliance.sidecar.endpoints import listed
-from appliance.sidecar.records import UNAVAILABLE, living_phase, read_plan
+from appliance.sidecar.records import UNAVAILABLE, living_phase, number, read_plan
 from appliance.topology import islands
 from appliance.topology.machine import Gpu, Host, Link, Machine
 
@@ -75,7 +75,7 @@ def versions(run_dir: Path) -> answers.Version:
 
 def started_at(phase: Record | None, now: float, utc: datetime) -> str | None:
     """Return when the start of `phase` began, or None when none runs. `now` is `utc` on rundir.clock()."""
-    started = (phase or {}).get("started")
+    started = number(phase, "started")
     return None if started is None else (utc - timedelta(seconds=now - started)).isoformat(timespec="seconds")
 
 
@@ -145,9 +145,18 @@ def machine_of(record: Record) -> Machine:
 
 def chosen(plan: Record) -> answers.Profile:
     """Return the decisions in a plan's JSON."""
-    fields = ("title", "selection", "settings", "arguments", "passthrough", "health", "memory", "warnings")
+    selection = plan["selection"]
+    others = [(fit, True) for fit in selection["ranked"] if fit["profile"] != selection["chosen"]]
+    others += [(fit, False) for fit in selection["rejected"] if fit["profile"] != selection["chosen"]]
+    taken_over = ("title", "gpus", "settings", "arguments", "passthrough", "health", "memory", "warnings")
     return answers.Profile(
         name=plan["profile"],
+        selected=selection["source"],
+        gpus_reason=selection["gpus_reason"],
+        others=[
+            answers.OtherProfile(name=fit["profile"], title=fit["title"], fits=fits, reasons=fit["reasons"])
+            for fit, fits in others
+        ],
         expected_acceleration=plan["expected_acceleration"],
-        **{name: plan[name] for name in fields},
+        **{name: plan[name] for name in taken_over},
     )

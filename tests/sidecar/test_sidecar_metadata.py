@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from datetime import UTC, datetime, timedelta
@@ -10,10 +11,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from fastapi.openapi.models import OpenAPI
 
-from appliance import __version__
+from appliance import __version__, paths
 from appliance.health import rundir
+from appliance.launch.request import Request
+from appliance.launch.resolve import resolve
+from appliance.profiles import catalogue
 from appliance.sidecar import answers, metadata
 from appliance.sidecar.app import create_app
+from appliance.topology import recorded
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,7 +28,6 @@ if TYPE_CHECKING:
 
     Get = Callable[..., httpx.Response]
     Put = Callable[..., None]
-    MakePlan = Callable[..., dict[str, Any]]
 
 NEED_A_PLAN = ("/v1/metadata", "/v1/topology", "/v1/profile")
 
@@ -42,13 +46,16 @@ ENDPOINTS = (
 def test_metadata_tells_what_is_served_and_where(get: Get, put: Put) -> None:
     put()
     body = get("/v1/metadata").json()
-    assert body["profile"] == "p"
-    assert body["engine_url"] == "http://0.0.0.0:9000"
+    assert body["profile"] == "qwen38_27b_nvfp4_dflash2"
+    assert body["served_model_name"] == "qwen3.8-27b"
+    assert body["engine_url"] == "http://127.0.0.1:8000"
     assert body["gpus"] == [0, 1, 2, 3]
     assert body["licence"] == "Apache-2.0"
-    assert body["model"]["repository"] == "Qwen/Qwen3.8-27B-FP8"
-    assert body["model"]["revision"] == "a" * 40
-    assert body["draft"]["origin"] == "folder"
+    profile = catalogue.load(body["profile"])
+    assert profile.draft
+    for told, source in ((body["model"], profile.model), (body["draft"], profile.draft.source)):
+        assert (told["repository"], told["revision"]) == (source.repository, source.revision)
+        assert told["origin"] == "download"
     assert "/health/ready" in {endpoint["path"] for endpoint in body["endpoints"]}
 
 
@@ -56,7 +63,7 @@ def test_metadata_of_an_engine_without_draft_behind_tls(get: Get, put: Put) -> N
     put(plan={"draft": None, "arguments": {"ssl_certfile": {"value": "/c.pem", "source": "vllm options"}}})
     body = get("/v1/metadata").json()
     assert body["draft"] is None
-    assert body["engine_url"] == "https://0.0.0.0:9000"
+    assert body["engine_url"] == "https://127.0.0.1:8000"
 
 
 def test_started_at_is_the_wall_clock_of_the_start(get: Get, put: Put) -> None:
@@ -66,7 +73,7 @@ def test_started_at_is_the_wall_clock_of_the_start(get: Get, put: Put) -> None:
     assert abs(datetime.now(UTC) - started - timedelta(seconds=100)) < timedelta(seconds=30)
 
 
-@pytest.mark.parametrize("phase", [None, {"at": 0.0}, {"started": None}])
+@pytest.mark.parametrize("phase", [None, {"at": 0.0}, {"started": None}, {"started": "noon"}])
 def test_started_at_is_not_made_up(phase: dict[str, Any] | None, get: Get, put: Put) -> None:
     put(phase=phase)
     assert get("/v1/metadata").json()["started_at"] is None
@@ -107,25 +114,55 @@ def test_no_model_card_is_no_licence(tmp_path: Path) -> None:
     ],
 )
 def test_topology_tells_machine_islands_and_choice(
-    topology: str, islands: list[list[int]], full_mesh: bool, get: Get, put: Put, plan: MakePlan
+    topology: str, islands: list[list[int]], full_mesh: bool, get: Get, put: Put
 ) -> None:
-    record = plan(topology)
-    put(plan=record)
+    machine = recorded.load(paths.TOPOLOGIES / f"{topology}.json")
+    put(plan={"machine": machine.to_json()})
     body = get("/v1/topology").json()
     assert body["peer_islands"] == islands
     assert body["full_mesh"] is full_mesh
     assert body["chosen_gpus"] == [0, 1, 2, 3]
-    assert len(body["machine"]["gpus"]) == len(record["machine"]["gpus"])
+    assert len(body["machine"]["gpus"]) == len(machine.gpus)
     assert body["description"]
 
 
-def test_profile_tells_every_value_with_its_source(get: Get, put: Put) -> None:
+@pytest.mark.parametrize("topology", sorted(file.stem for file in paths.TOPOLOGIES.glob("*.json")))
+def test_the_machine_of_a_plan_is_the_machine_that_was_planned_for(topology: str) -> None:
+    machine = recorded.load(paths.TOPOLOGIES / f"{topology}.json")
+    assert metadata.machine_of(json.loads(json.dumps(machine.to_json()))) == machine
+
+
+def test_profile_tells_why_and_why_not_the_others(get: Get, put: Put) -> None:
     put()
     body = get("/v1/profile").json()
-    assert body["name"] == "p"
-    assert body["settings"]["port"] == {"value": 9000, "source": "command line"}
-    assert body["arguments"]["max_model_len"] == {"value": 32768, "source": "vllm options"}
+    assert (body["name"], body["selected"]) == ("qwen38_27b_nvfp4_dflash2", "best fit")
+    assert "NVLink joins every pair" in body["gpus_reason"]
+    others = {other["name"]: other for other in body["others"]}
+    assert others.keys() == set(catalogue.names()) - {body["name"]}
+    assert all(other["reasons"] for other in others.values())
+    assert others["qwen38_27b_fp8_c32"]["fits"]
+    assert not others["qwen38_27b_fp8_tp2"]["fits"]
+
+
+def test_profile_tells_every_value_with_its_source(get: Get, put: Put) -> None:
+    put(plan={"warnings": ["a warning"]})
+    body = get("/v1/profile").json()
+    assert body["settings"]["port"] == {"value": 8000, "source": "default"}
+    assert body["arguments"]["tensor_parallel_size"] == {"value": 4, "source": f"profile {body['name']}"}
     assert body["warnings"] == ["a warning"]
+    assert body["memory"]["fits"] is True
+
+
+def test_the_api_key_is_in_no_answer(get: Get, run_dir: Path, put: Put, tmp_path: Path) -> None:
+    put()
+    machine = recorded.load(paths.TOPOLOGIES / "4xv100-sxm2-16gb.json")
+    environ = {"APPLIANCE_API_KEY": "sk-of-the-test", "HF_TOKEN": "hf-of-the-test"}
+    rundir.write(run_dir, rundir.PLAN, resolve(Request({}, (), environ, machine, tmp_path)).to_json())
+    for path in ENDPOINTS:
+        answer = get(path)
+        assert answer.status_code == 200
+        assert "of-the-test" not in answer.text
+    assert get("/v1/profile").json()["settings"]["api_key"]["value"] == "set"
 
 
 def test_version_takes_the_word_of_the_engines_process(get: Get, put: Put, run_dir: Path) -> None:
@@ -207,11 +244,13 @@ def test_a_plan_of_another_version_is_said(path: str, record: dict[str, Any], ge
 
 
 @pytest.mark.parametrize("path", ENDPOINTS)
-@pytest.mark.parametrize("topology", ["4xv100-sxm2-32gb", "3xv100-1xt4", "none"])
+@pytest.mark.parametrize("topology", ["8xv100-dgx1", "none", None])
 def test_every_answer_has_the_documented_shape(
-    path: str, topology: str, get: Get, put: Put, plan: MakePlan, run_dir: Path
+    path: str, topology: str | None, get: Get, put: Put, run_dir: Path, tmp_path: Path
 ) -> None:
-    put(plan=plan(topology))
+    if topology:
+        machine = recorded.load(paths.TOPOLOGIES / f"{topology}.json")
+        put(plan=resolve(Request({}, (), {}, machine, tmp_path)).to_json())
     answer = get(path)
     operation = create_app(run_dir).openapi()["paths"][path]["get"]
     documented = operation["responses"][str(answer.status_code)]["content"]
@@ -262,6 +301,7 @@ def test_an_internal_error_is_json_without_the_inside(get: Get, put: Put, monkey
     monkeypatch.setattr(metadata, "wired", broken)
     answer = get("/v1/topology")
     assert answer.status_code == 500
+    assert answer.headers["cache-control"] == "no-store"
     assert answer.json() == {"reason": "internal error: RuntimeError; the sidecar's log tells more"}
 
 
@@ -277,13 +317,13 @@ def test_the_openapi_document_is_valid_and_whole(get: Get) -> None:
     OpenAPI.model_validate(document)
     assert document["info"]["version"] == __version__
     schemas = document["components"]["schemas"]
-    seen: set[str] = set()
+    assert {operations["get"]["operationId"] for operations in document["paths"].values()} == {
+        *("index", "health_startup", "health_live", "health_ready"),
+        *("version", "metadata", "topology", "profile", "acceleration", "metrics"),
+    }
     for path, operations in document["paths"].items():
         assert set(operations) == {"get"}, f"{path} writes"
-        operation = operations["get"]
-        assert operation["summary"]
-        assert operation["operationId"] not in seen
-        seen.add(operation["operationId"])
+        assert operations["get"]["summary"]
     for reference in _references(document):
         assert reference.removeprefix("#/components/schemas/") in schemas
     for name, schema in schemas.items():

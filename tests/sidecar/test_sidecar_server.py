@@ -293,3 +293,12 @@ def test_a_port_that_needs_root_is_named(monkeypatch: pytest.MonkeyPatch) -> Non
         CheckError, match=r"port 80 on 127.0.0.1 is not permitted to user \d+; choose another with --port"
     ):
         server.listen("127.0.0.1", 80)
+
+
+def test_it_holds_no_engine_and_no_library_that_it_does_not_need() -> None:
+    code = (
+        "import sys, appliance.commands.sidecar, appliance.sidecar.app, appliance.sidecar.server; print(*sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = {name.partition(".")[0] for name in done.stdout.split()}
+    assert not loaded & {"torch", "vllm", "rich", "requests", "huggingface_hub", "docker", "numpy", "psutil", "pynvml"}
