@@ -63,7 +63,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     verb = words[0]
     try:
         if verb not in VERBS:
-            print(f'appliance: no verb "{verb}"{nearest(verb, VERBS) or ";"} `appliance --help` lists them', file=sys.stderr)
+            hint = nearest(verb, VERBS) or ";"
+            print(f'appliance: no verb "{verb}"{hint} `appliance --help` lists them', file=sys.stderr)
             return 2
         module = importlib.import_module(f"appliance.commands.{verb}")
         parser = Parser(prog=f"appliance {verb}", description=module.SUMMARY, allow_abbrev=False)
