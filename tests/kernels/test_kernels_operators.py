@@ -1,0 +1,211 @@
+"""The operators on a CPU: legal for torch.compile, equal to upstream's layers, and what they would launch on a GPU."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+from sm70_kernels import shapes
+from sm70_kernels.operators import gates, norms, rotary
+from sm70_kernels.proof.subject import as_tuple, subjects
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+CPU = torch.device("cpu")
+OPERATORS = [name for name in subjects() if name not in ("mma_lanes", "dequant_codes")]
+
+
+def arguments_of(operator: str) -> tuple[Any, ...]:
+    return subjects()[operator].inputs(shapes.cases(operator, "selftest")[0], CPU)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_an_operator_is_legal_for_torch_compile(operator: str) -> None:
+    function = getattr(torch.ops.sm70, operator)
+    arguments = arguments_of(operator)
+    torch.library.opcheck(function.default, arguments)
+    compiled = torch.compile(function, fullgraph=True, backend="aot_eager", dynamic=True)
+    for eager, traced in zip(as_tuple(function(*arguments)), as_tuple(compiled(*arguments)), strict=True):
+        assert torch.equal(eager, traced)
+
+
+UPSTREAM = """
+import types, torch
+from vllm.config import VllmConfig, set_current_vllm_config
+from vllm.model_executor.layers.layernorm import GemmaRMSNorm, RMSNormGated
+from vllm.model_executor.layers.rotary_embedding.mrope import MRotaryEmbedding
+from sm70_kernels.proof.prove import relative_error
+from sm70_kernels.reference import elementwise as ours
+
+torch.manual_seed(0)
+x, residual, w = torch.randn(5, 320).half(), 3 * torch.randn(5, 320), torch.randn(320).half()
+theirs = GemmaRMSNorm._forward_static_no_residual(w, 1e-6, x)
+assert torch.equal(ours.rms_norm(x, w, 1e-6), theirs)
+for carried in (residual, residual.half()):
+    theirs = GemmaRMSNorm._forward_static_with_residual(w, 1e-6, x, carried)
+    for a, b in zip(ours.add_rms_norm(x, carried, w, 1e-6), theirs, strict=True):
+        assert a.dtype == b.dtype and torch.equal(a, b)
+
+layer = types.SimpleNamespace(weight=w, eps=1e-6, group_size=None, norm_before_gate=True)
+z = torch.randn(5, 320).half()
+assert relative_error(ours.gated_rms_norm(x, z, w, 1e-6), RMSNormGated.forward_native(layer, x, z)) < 1e-3
+
+with set_current_vllm_config(VllmConfig()):
+    rope = MRotaryEmbedding(256, 64, 64, 1e7, True, torch.float16, [11, 11, 10], True)
+q, k, flat = torch.randn(5, 6, 256).half(), torch.randn(5, 1, 256).half(), torch.zeros(256).half()
+for positions in (torch.randint(64, (3, 5)), torch.randint(64, (5,))):
+    normed = [ours.rms_norm(heads, flat, 1e-6).reshape(5, -1) for heads in (q, k)]
+    theirs = rope.forward_native(positions, *normed)
+    mine = ours.qk_norm_mrope(q, k, positions, flat, flat, rope.cos_sin_cache, (11, 11, 10), 1e-6)
+    for a, b in zip(mine, theirs, strict=True):
+        # Upstream rounds to FP16 after the norm and after each product.
+        assert relative_error(a.reshape(5, -1), b) < 1e-3
+"""
+
+
+@pytest.mark.engine
+def test_the_references_are_upstreams_layers() -> None:
+    done = subprocess.run([sys.executable, "-c", UPSTREAM], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+class Launches(list[tuple[Any, ...]]):
+    """Stands in for `launch` in the operators' modules and keeps what they would have launched."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        super().__init__()
+        for module in (norms, gates, rotary):
+            monkeypatch.setattr(module, "launch", lambda *given: self.append(given))
+
+    @property
+    def names(self) -> list[str]:
+        return [spec.name for spec, *_ in self]
+
+
+@pytest.fixture
+def launches(monkeypatch: pytest.MonkeyPatch) -> Launches:
+    return Launches(monkeypatch)
+
+
+def halves(*shape: int) -> torch.Tensor:
+    return torch.zeros(shape, dtype=torch.float16)
+
+
+def test_rows_are_read_16_bytes_at_a_time_where_they_may_be(launches: Launches) -> None:
+    norms._rms_norm(halves(3, 5120), halves(5120), 1e-6)
+    norms._rms_norm(halves(3, 5128)[:, :5120], halves(5120), 1e-6)
+    norms._rms_norm(halves(3, 5121)[:, :5120], halves(5120), 1e-6)
+    norms._rms_norm(halves(3, 5128)[:, 1:5121], halves(5120), 1e-6)
+    norms._rms_norm(halves(1, 5121)[:, :5120], halves(5120), 1e-6)
+    wide, single = "rms_norm-threads320-vectors2-width8-residual0", "rms_norm-threads512-vectors16-width1-residual0"
+    assert launches.names == [wide, wide, single, single, wide]
+    assert [grid for _, grid, *_ in launches] == [3, 3, 3, 3, 1]
+    strides = [arguments[6] for *_, arguments in launches]
+    assert strides == [5120, 5128, 5121, 5128, 0], "a row alone has no stride"
+
+
+def test_the_residual_picks_the_kernel(launches: Launches) -> None:
+    for residual in (halves(2, 3, 5120), halves(2, 3, 5120).float()):
+        out, total = norms._add_rms_norm(halves(2, 3, 5120), residual, halves(5120), 1e-6)
+        assert out.shape == total.shape == (2, 3, 5120)
+        assert total.dtype == torch.float32
+    assert [name[-9:] for name in launches.names] == ["residual1", "residual2"]
+    assert [grid for _, grid, *_ in launches] == [6, 6]
+
+
+@pytest.mark.parametrize(("tokens", "heads", "blocks"), [(1, 12, 2), (1, 1, 1), (8, 12, 12), (3, 48, 18), (2, 4, 1)])
+def test_the_last_block_of_heads_may_be_part_full(launches: Launches, tokens: int, heads: int, blocks: int) -> None:
+    x = halves(tokens, heads, 128)
+    norms._gated_rms_norm(x, x, halves(128), 1e-6)
+    assert launches.names == ["gated_rms_norm-threads128-lanes16"]
+    assert launches[0][1] == blocks
+
+
+def test_queries_are_read_between_their_gates(launches: Launches) -> None:
+    projected = halves(4, (2 * 6 + 2) * 256)
+    q = projected[:, : 12 * 256].view(4, 6, 512)[..., :256]
+    k = projected[:, 12 * 256 : 13 * 256].view(4, 1, 256)
+    positions = torch.zeros(3, 4, dtype=torch.int64)
+    weight, cache = halves(256), halves(64, 64)
+    rotary._qk_norm_mrope(q, k, positions, weight, weight, cache, (11, 11, 10), 1e-6)
+    rotary._qk_norm_mrope(q, k, positions[0], weight, weight, cache, (11, 11, 10), 1e-6)
+    assert launches.names == ["qk_norm_mrope-threads128-lanes32-rotary64"] * 2
+    assert launches[0][1] == 7
+    assert launches[0][3][8:] == (4, 6, 1, 64, 11, 10, 14 * 256, 512, 14 * 256, 0, 4, 1e-6)
+    assert launches[1][3][-2] == 0, "one row of positions serves all three axes"
+
+
+def test_gates_count_their_vectors(launches: Launches) -> None:
+    gates._silu_and_mul(halves(3, 2 * 4352))
+    gates._silu_and_mul(halves(3, 2 * 7))
+    gates._sigmoid_gate(halves(5, 6, 256), halves(5, 6, 512)[..., 256:])
+    assert launches.names == [
+        "gate-threads256-width8-silu1",
+        "gate-threads256-width1-silu1",
+        "gate-threads256-width8-silu0",
+    ]
+    assert [grid for _, grid, *_ in launches] == [(3, 3, 1), (3, 1, 1), (5, 1, 1)]
+
+
+def test_nothing_is_launched_for_no_tokens(launches: Launches) -> None:
+    assert norms._rms_norm(halves(0, 5120), halves(5120), 1e-6).shape == (0, 5120)
+    assert norms._add_rms_norm(halves(0, 5120), halves(0, 5120), halves(5120), 1e-6)[1].dtype == torch.float32
+    assert norms._gated_rms_norm(halves(0, 12, 128), halves(0, 12, 128), halves(128), 1e-6).shape == (0, 12, 128)
+    assert gates._silu_and_mul(halves(0, 64)).shape == (0, 32)
+    assert gates._sigmoid_gate(halves(0, 6, 256), halves(0, 6, 256)).shape == (0, 6, 256)
+    none = torch.zeros(3, 0, dtype=torch.int64)
+    heads, weight, cache = halves(0, 1, 256), halves(256), halves(9, 64)
+    q, k = rotary._qk_norm_mrope(heads, heads, none, weight, weight, cache, (11, 11, 10), 1e-6)
+    assert q.shape == k.shape == (0, 1, 256)
+    assert not launches
+
+
+W, X = halves(64), halves(2, 64)
+HEADS, CACHE, PLACES = halves(2, 3, 256), halves(9, 64), torch.zeros(2, dtype=torch.int64)
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda: norms._rms_norm(X.float(), W, 0.0), r"sm70.rms_norm wants float16 rows, not float32\[2, 64\] on cpu"),
+        (lambda: norms._rms_norm(X, halves(63), 0.0), r"wants a packed weight float16\[64\], not float16\[63\] on cpu"),
+        (lambda: norms._rms_norm(X, W.float(), 0.0), r"wants a packed weight float16\[64\], not float32\[64\] on cpu"),
+        (lambda: norms._rms_norm(halves(1, 16385), halves(16385), 0.0), "no kernel for rows of 16385 elements, unalig"),
+        (lambda: norms._rms_norm(halves(1, 16392), halves(16392), 0.0), "has no kernel for rows of 16392 elements$"),
+        (
+            lambda: norms._add_rms_norm(X, X[:1], W, 0.0),
+            r"wants a residual float16 or float32\[2, 64\], not float16\[1",
+        ),
+        (lambda: norms._gated_rms_norm(X, X, W, 0.0), r"wants x float16\[tokens, heads, head\], not float16\[2, 64\]"),
+        (lambda: norms._gated_rms_norm(HEADS, HEADS[:1], halves(256), 0.0), r"wants z float16\[2, 3, 256\]"),
+        (lambda: norms._gated_rms_norm(X[:, None, :24], X[:, None, :24], W[:24], 0.0), "no kernel for heads of 24 ele"),
+        (lambda: gates._silu_and_mul(halves(2, 7)), "wants float16 rows of an even number of elements"),
+        (lambda: gates._sigmoid_gate(HEADS, HEADS[..., :8]), r"wants a gate float16\[2, 3, 256\]"),
+        (
+            lambda: rotary._qk_norm_mrope(
+                HEADS, HEADS, PLACES.int(), halves(256), halves(256), CACHE, (11, 11, 10), 0.0
+            ),
+            r"wants positions int64\[2\] or \[3, 2\], not int32\[2\]",
+        ),
+        (
+            lambda: rotary._qk_norm_mrope(HEADS, HEADS, PLACES, halves(256), halves(256), CACHE, (16, 24, 24), 0.0),
+            r"wants three sections of 32, not \(16, 24, 24\)",
+        ),
+        (
+            lambda: rotary._qk_norm_mrope(
+                HEADS, HEADS, PLACES, halves(256), halves(256), halves(9, 96), (16, 16, 16), 0.0
+            ),
+            "no kernel for heads of 256 elements of which 96 are turned",
+        ),
+    ],
+)
+def test_what_no_kernel_serves_is_refused(launches: Launches, call: Callable[[], object], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        call()
+    assert not launches
