@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from appliance.errors import ConfigurationError
 from appliance.launch import arguments
-from appliance.launch.layers import PASSTHROUGH
+from appliance.launch.layers import PASSTHROUGH, both, over
 from appliance.launch.plan import Sourced
 
 if TYPE_CHECKING:
@@ -22,9 +22,6 @@ SCHEDULER = "appliance.engine.scheduler.recording_scheduler"
 
 _FIRST = ("model", "served_model_name", "host", "port")
 """Written first, because a person looks for them."""
-
-_MERGED = ("additional_config",)
-"""JSON arguments of which every layer sets its own keys."""
 
 
 def combine(
@@ -43,9 +40,9 @@ def combine(
     """
     found = _of_profile(profile, draft)
     for name, sourced in below.items():
-        found[name] = _over(name, found.get(name), sourced)
+        found[name] = over(name, found.get(name), sourced)
     for name, value in after.whole.items():
-        found[name] = _over(name, found.get(name), Sourced(value, PASSTHROUGH))
+        found[name] = over(name, found.get(name), Sourced(value, PASSTHROUGH))
     for name, keys in after.keys.items():
         found[name] = _keyed(name, found.get(name), keys)
     if draft is not None:
@@ -70,7 +67,7 @@ def _of_profile(profile: Profile, draft: Sourced | None) -> dict[str, Sourced]:
         found["override_generation_config"] = Sourced(dict(profile.sampling), source)
     if profile.switches:
         switches = Sourced({"sm70": dict(profile.switches)}, source)
-        found["additional_config"] = _over("additional_config", found.get("additional_config"), switches)
+        found["additional_config"] = over("additional_config", found.get("additional_config"), switches)
     if profile.draft is not None and draft is not None:
         options = {key: value for key, value in profile.draft.options.items() if key != "revision"}
         speculation = {
@@ -80,16 +77,8 @@ def _of_profile(profile: Profile, draft: Sourced | None) -> dict[str, Sourced]:
             **options,
         }
         found["speculative_config"] = Sourced(speculation, source)
-    found["scheduler_cls"] = Sourced(SCHEDULER, "derived: it records each step")
+    found.setdefault("scheduler_cls", Sourced(SCHEDULER, "derived: it records each step"))
     return found
-
-
-def _over(name: str, lower: Sourced | None, upper: Sourced) -> Sourced:
-    if name not in _MERGED or lower is None or not isinstance(upper.value, dict):
-        return upper
-    if not isinstance(lower.value, dict):
-        return upper
-    return Sourced(arguments.merge(lower.value, upper.value), _both(upper.source, lower.source))
 
 
 def _keyed(name: str, lower: Sourced | None, keys: dict[str, Any]) -> Sourced:
@@ -99,11 +88,7 @@ def _keyed(name: str, lower: Sourced | None, keys: dict[str, Any]) -> Sourced:
         option = arguments.table()[name].option
         whole = f"{lower.source} gives {arguments.shown(lower.value)}"
         raise ConfigurationError(f"{PASSTHROUGH}: {option}.KEY sets a key, but {whole}")
-    return Sourced(arguments.merge(lower.value, keys), _both(PASSTHROUGH, lower.source))
-
-
-def _both(upper: str, lower: str) -> str:
-    return upper if upper == lower else f"{upper} over {lower}"
+    return Sourced(arguments.merge(lower.value, keys), both(PASSTHROUGH, lower.source))
 
 
 def _fill_draft(profile: Profile, found: dict[str, Sourced], draft: Sourced) -> None:
@@ -113,7 +98,7 @@ def _fill_draft(profile: Profile, found: dict[str, Sourced], draft: Sourced) -> 
         return
     if given.value.get("method") == profile.draft.method and "model" not in given.value:
         filled = {**given.value, "model": draft.value}
-        found["speculative_config"] = Sourced(filled, _both(given.source, draft.source))
+        found["speculative_config"] = Sourced(filled, both(given.source, draft.source))
 
 
 def _with_middleware(given: Sourced | None) -> Sourced:
@@ -121,7 +106,7 @@ def _with_middleware(given: Sourced | None) -> Sourced:
     if given is None or MIDDLEWARE in given.value:
         return given or ours
     # vLLM adds each as the next outer one. Ours is the innermost: what waits in theirs does not wait for the engine.
-    return Sourced([MIDDLEWARE, *given.value], _both(given.source, ours.source))
+    return Sourced([MIDDLEWARE, *given.value], both(given.source, ours.source))
 
 
 _ONE_ENGINE = "health watches one engine on one machine; start one appliance for each replica"

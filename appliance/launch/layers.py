@@ -24,6 +24,9 @@ PASSTHROUGH = "vllm options"
 OWNED = ("model", "served_model_name", "host", "port", "api_key")
 """vLLM arguments that are settings too. After `--` they set the setting; elsewhere the setting is the one way."""
 
+_MERGED = ("additional_config",)
+"""JSON arguments of which every layer sets its own keys: the plugin's switches are in it beside vLLM's."""
+
 # Kubernetes gives every container of a namespace variables for each service in it, and a service may be called
 # "appliance", "appliance-sidecar" or "appliance-engine": APPLIANCE_SERVICE_HOST, APPLIANCE_SERVICE_PORT_HTTP,
 # APPLIANCE_PORT_8000_TCP_ADDR and, under the very name of a setting, APPLIANCE_PORT=tcp://10.0.0.7:8000.
@@ -62,7 +65,7 @@ def settle(given: Mapping[str, str], passthrough: Sequence[str], environ: Mappin
     if "config" in found:
         lower, lower_engine = _file(Path(found["config"].value))
         found = {**lower, **found}
-        engine = {**lower_engine, **engine}
+        engine = lower_engine | {name: over(name, lower_engine.get(name), upper) for name, upper in engine.items()}
     read = options.read_options(passthrough, PASSTHROUGH)
     # The key never leaves through the words of a plan.
     words = tuple(token for option in read if option.spec.name != "api_key" for token in option.tokens)
@@ -72,6 +75,18 @@ def settle(given: Mapping[str, str], passthrough: Sequence[str], environ: Mappin
     if "api_key" in found and found["api_key"].source in ("command line", PASSTHROUGH):
         warnings.append("--api-key is seen by every user of this machine in `ps`; use --api-key-file")
     return Layers(found, engine, after, words, tuple(warnings))
+
+
+def over(name: str, lower: Sourced | None, upper: Sourced) -> Sourced:
+    """Return what counts of an argument that two layers set: the upper one, or, where keys add up, both."""
+    if name not in _MERGED or lower is None or not (isinstance(lower.value, dict) and isinstance(upper.value, dict)):
+        return upper
+    return Sourced(arguments.merge(lower.value, upper.value), both(upper.source, lower.source))
+
+
+def both(upper: str, lower: str) -> str:
+    """Return the source of a value that is made of two."""
+    return upper if upper == lower else f"{upper} over {lower}"
 
 
 def _environment(environ: Mapping[str, str], cwd: Path) -> tuple[dict[str, Sourced], dict[str, Sourced]]:

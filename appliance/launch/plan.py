@@ -11,7 +11,7 @@ class Sourced:
     """A value and where it came from, as a person would look for it.
 
     `source` is one of `default`, `profile NAME`, `file PATH`, `environment NAME`, `command line`, `vllm options`
-    (after `--`), or `derived: REASON`.
+    (after `--`), or `derived: REASON`; `UPPER over LOWER` where a JSON argument has keys of both.
     """
 
     value: Any
@@ -37,7 +37,11 @@ class PlannedModel:
 
 @dataclass(frozen=True)
 class Plan:
-    """One start. `command` is the engine's argv; `environment` is what is added to its environment."""
+    """One start. `command` is the engine's argv; `environment` is what is added to its environment.
+
+    `passthrough` is what followed `--`, without the API's key. `health` has the budgets in seconds. `memory` and
+    `selection` are the JSON of MemoryPlan and Selection, the latter with `gpus_reason`.
+    """
 
     profile: str
     title: str

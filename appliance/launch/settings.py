@@ -82,7 +82,7 @@ SETTINGS: dict[str, Setting] = {
     setting.name: setting
     for setting in (
         Setting("config", "file", "YAML file of settings; vLLM arguments go under its key `engine`"),
-        Setting("profile", "text", "pins a profile of config/profiles", derived="the best that fits"),
+        Setting("profile", "text", "pins a profile by its name, or by the path of its file", derived="the best that fits"),
         Setting("force", "boolean", "start a pinned profile although it does not fit", default=False),
         Setting("model", "folder", "folder of the checkpoint, used as it is", derived="the profile's, downloaded"),
         Setting("draft", "folder", "folder of the speculative draft", derived="the profile's, downloaded"),
@@ -111,7 +111,7 @@ SETTINGS: dict[str, Setting] = {
             default="restart",
             choices=("restart", "end"),
         ),
-        Setting("max_restarts", "integer", "restarts of the engine before the whole ends", default=3),
+        Setting("max_restarts", "integer", "restarts in a row, none of which became ready, before the end", default=3),
         Setting("start_budget", "integer", "seconds that a start may take", derived="the profile's"),
         Setting("progress_budget", "integer", "seconds that a start may go without progress", derived="the profile's"),
         Setting("stall_grace", "integer", "seconds without a step that count as a stall", derived="the profile's"),

@@ -58,6 +58,14 @@ def test_each_layer_wins_over_those_below(config: Path) -> None:
     assert found.options.whole == {"seed": 3}
 
 
+def test_switches_of_two_layers_add_up(config: Path) -> None:
+    config.write_text("engine: {additional_config: {sm70: {a: 1, b: 1}, x: 1}}")
+    environ = {"APPLIANCE_CONFIG": str(config), "APPLIANCE_ENGINE_ADDITIONAL_CONFIG": '{"sm70": {"b": 2}}'}
+    assert layers(config.parent, environ=environ).arguments["additional_config"] == Sourced(
+        {"sm70": {"a": 1, "b": 2}, "x": 1}, f"environment APPLIANCE_ENGINE_ADDITIONAL_CONFIG over file {config}"
+    )
+
+
 def test_the_environment_may_name_the_file(config: Path) -> None:
     config.write_text("log_format: json\n")
     found = layers(config.parent, environ={"APPLIANCE_CONFIG": "config.yaml"})
