@@ -82,7 +82,7 @@ SETTINGS: dict[str, Setting] = {
     setting.name: setting
     for setting in (
         Setting("config", "file", "YAML file of settings; vLLM arguments go under its key `engine`"),
-        Setting("profile", "text", "pins a profile by its name, or by the path of its file", derived="the best that fits"),
+        Setting("profile", "text", "pins a profile by its name or its file's path", derived="the best that fits"),
         Setting("force", "boolean", "start a pinned profile although it does not fit", default=False),
         Setting("model", "folder", "folder of the checkpoint, used as it is", derived="the profile's, downloaded"),
         Setting("draft", "folder", "folder of the speculative draft", derived="the profile's, downloaded"),
