@@ -53,7 +53,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _checks(asked: Request) -> Iterator[Check]:
     """Check the plan of a start, or without one what would most likely be started."""
     from appliance.doctor import scope
-    from appliance.doctor.check import Check, from_error
+    from appliance.doctor.check import Check
     from appliance.doctor.run import examine
     from appliance.errors import ApplianceError
     from appliance.launch.resolve import resolve
@@ -61,7 +61,7 @@ def _checks(asked: Request) -> Iterator[Check]:
     try:
         plan = resolve(asked)
     except ApplianceError as error:
-        yield from_error("plan", "plan", error, "change that; `appliance profiles select` says what fits, and why")
+        yield Check("plan", "plan", "fail", str(error), todo="`appliance profiles select` says what fits, and why")
         checked = scope.likely(asked)
     else:
         yield Check("plan", "plan", "ok", f"profile {plan.profile}: {plan.title}")

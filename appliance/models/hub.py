@@ -273,7 +273,7 @@ def _explained(error: Exception, repository: str, revision: str, partial: Path, 
 
 def _refused(error: HfHubHTTPError, repository: str, revision: str) -> ApplianceError:
     hub, status = _named_endpoint(), error.response.status_code
-    access = "the token in HF_TOKEN may not read it" if get_token() else "set HF_TOKEN to a token that may read it"
+    access = "the token that is set may not read it" if get_token() else "set HF_TOKEN to a token that may read it"
     match error:
         case GatedRepoError():
             return CheckError(f"{repository} is gated: accept its terms on {hub}/{repository}; {access}")

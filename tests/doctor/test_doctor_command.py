@@ -135,8 +135,7 @@ def test_a_broken_checkpoint_is_told_and_the_rest_is_checked(
     status, found = doctor(capsys, *options, "--model", str(tmp_path / "none"))
     assert status == 1
     assert [check["id"] for check in found["checks"] if check["status"] == "fail"] == ["plan"]
-    assert found["checks"][0]["found"] == f"{tmp_path}/none: does not exist"
-    assert found["checks"][0]["wanted"] == "the folder of a checkpoint, with its config.json"
+    assert found["checks"][0]["found"].startswith(f"{tmp_path}/none: does not exist; wanted the folder of a checkpoint")
 
 
 @pytest.mark.parametrize("words", [["--port", "none"], ["--topology", "/does/not/exist"], ["unexpected"]])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from dataclasses import replace
@@ -218,12 +219,16 @@ def test_fewer_gpus_in_torch_than_in_the_driver() -> None:
 def test_copies_that_hang_or_end_early(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peer, "LIMIT", 0.2)
     monkeypatch.setattr(peer, "_command", lambda _: ["sleep", "600"])
-    hung = peer.try_copies((0, 1))
-    assert isinstance(hung, str)
-    assert peer.data(hung, "peer").status == "fail"
+    check = peer.data(peer.try_copies((0, 1)), "peer")
+    assert (check.status, check.found) == ("fail", "the copies did not end within 0 s")
+    assert "iommu=pt" in check.todo
     monkeypatch.setattr(peer, "LIMIT", 60)
     monkeypatch.setattr(peer, "_command", lambda _: ["sh", "-c", "echo trace; echo RuntimeError: bad >&2; exit 1"])
-    assert peer.try_copies((0, 1)) == "the copies ended early (RuntimeError: bad)"
+    check = peer.data(peer.try_copies((0, 1)), "peer")
+    assert (check.status, check.found) == ("fail", "the copies ended early (RuntimeError: bad)")
+    assert check.todo.startswith("mend torch first")
+    monkeypatch.setattr(peer, "_command", lambda _: ["echo", json.dumps(result())])
+    assert peer.data(peer.try_copies((0, 1)), "peer").status == "ok"
 
 
 class Device:

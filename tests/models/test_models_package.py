@@ -54,7 +54,11 @@ def stand_in(monkeypatch: pytest.MonkeyPatch, program: str) -> None:
     )
 
 
-GOOD = "print('reading the weights', flush=True)\n(target / 'model.safetensors').write_bytes(weights.read_bytes())\n"
+GOOD = (
+    "print('reading the weights', flush=True)\n"
+    "(target / 'model.safetensors').write_bytes(weights.read_bytes())\n"
+    "(target / 'model.safetensors').chmod(0o600)\n"
+)
 
 
 def left_behind(folder: Path) -> list[str]:
@@ -79,6 +83,7 @@ def test_a_conversion_says_where_its_files_come_from(
     assert (record["provider"], record["repository"], record["revision"]) == ("package", "tiny-weights", "1.2")
     assert recorded_hashes(folder) == {"model.safetensors": hashlib.sha256(GGUF).hexdigest()}
     assert verify(folder, {}, progress=SILENT).remembered == ("model.safetensors",)
+    assert (folder / "model.safetensors").stat().st_mode == (folder / "SOURCE.json").stat().st_mode
 
 
 def test_stages_are_shown(installed: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,6 +119,27 @@ def test_a_disk_that_fills_up_at_the_end(installed: Path, folder: Path, monkeypa
 def test_a_conversion_that_is_killed(installed: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stand_in(monkeypatch, "os.kill(os.getpid(), 9)")
     assert "it was ended by SIGKILL; SIGKILL mostly means that memory ran out" in failure(folder)
+
+
+def test_a_conversion_runs_for_a_user_without_a_passwd_entry_and_without_a_home(
+    installed: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("HOME", "LOGNAME", "USER", "LNAME", "USERNAME"):
+        monkeypatch.delenv(name, raising=False)
+    stand_in(
+        monkeypatch,
+        "import getpass, pwd, tempfile\n"
+        "pwd.getpwuid = lambda uid: {}[uid]\n"
+        "getpass.getuser()\n"
+        "assert Path.home().is_relative_to(target.parent) and tempfile.gettempdir() == str(Path.home())\n" + GOOD,
+    )
+    package.convert("tiny-weights", folder, SILENT)
+    assert left_behind(folder) == ["tiny"]
+
+
+def test_a_conversion_that_cannot_be_started(installed: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(package, "_command", lambda *_: ["/no/such/python"])
+    assert "/no/such/python cannot be started (No such file or directory)" in failure(folder)
 
 
 def test_a_conversion_that_hangs(installed: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from contextlib import suppress
 from itertools import permutations
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
 
 LIMIT = 180.0
 """Seconds for all pairs (chosen): importing torch and a context on each of eight GPUs take about a minute when cold."""
+
+KILL_LIMIT = 5.0
+"""Seconds that a killed process gets to end."""
 
 _HINT = "switch ACS off in the PCIe bridges and the IOMMU to passthrough (iommu=pt), or serve with fewer GPUs"
 
@@ -52,11 +56,14 @@ def access(machine: Machine, chosen: Sequence[int], links: str) -> Check:
     return Check(name, title, "ok", f"all {len(pairs)} directions", wanted)
 
 
-def data(result: Mapping[str, Any] | str, links: str) -> Check:
-    """Judge what the test of real copies gave: `pairs` as [from, to, peer, right], or the reason why none was made."""
+def data(result: Mapping[str, Any], links: str) -> Check:
+    """Judge a test of real copies, as `try_copies` returns it."""
     name, title, wanted = "peer_data", "peer copies", "every pattern read back as it was written"
-    if isinstance(result, str):
-        return Check(name, title, "fail", result, wanted, _HINT)
+    if "error" in result:
+        todo = "mend torch first; `python -m appliance.doctor.peer_program 0 1` shows the whole error"
+        return Check(name, title, "fail", f"the copies ended early ({result['error']})", wanted, todo)
+    if "hung" in result:
+        return Check(name, title, "fail", f"the copies did not end within {result['hung']:.0f} s", wanted, _HINT)
     pairs: list[tuple[int, int, bool, bool]] = [tuple(pair) for pair in result["pairs"]]
     if not pairs:
         return Check(name, title, "skipped", f"torch sees {result['gpus']} GPU, and two are needed")
@@ -73,18 +80,25 @@ def _command(chosen: Sequence[int]) -> list[str]:
     return [sys.executable, "-P", "-m", "appliance.doctor.peer_program", *map(str, chosen)]
 
 
-def try_copies(chosen: Sequence[int]) -> Mapping[str, Any] | str:
-    """Copy a pattern over every pair of `chosen` in a process of its own; return its result or why there is none."""
+def try_copies(chosen: Sequence[int]) -> Mapping[str, Any]:
+    """Copy a pattern over every pair of `chosen` in a process of its own.
+
+    Returns `gpus` and `pairs` of [from, to, peer, right], or `hung` (seconds waited), or `error` (its last line).
+    """
+    process = subprocess.Popen(_command(chosen), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
-        done = subprocess.run(_command(chosen), capture_output=True, text=True, timeout=LIMIT, check=False)
+        out, errors = process.communicate(timeout=LIMIT)
     except subprocess.TimeoutExpired:
-        return f"the copies did not end within {LIMIT:.0f} s, as they do when peer access hangs"
+        process.kill()
+        # A copy that hangs inside the driver cannot be killed, and must not be waited for.
+        with suppress(subprocess.TimeoutExpired):
+            process.communicate(timeout=KILL_LIMIT)
+        return {"hung": LIMIT}
     try:
-        result = json.loads(done.stdout)
+        return dict(json.loads(out))
     except ValueError:
-        lines = done.stderr.strip().splitlines() or [f"status {done.returncode}"]
-        return f"the copies ended early ({lines[-1]})"
-    return dict(result)
+        lines = errors.strip().splitlines() or [f"status {process.returncode}"]
+        return {"error": lines[-1]}
 
 
 def skipped(reason: str = NO_GPU) -> list[Check]:
