@@ -9,9 +9,10 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v p
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 LOCK   := config/requirements/$(ENGINE).txt
+GPU_PYTHON ?= $(shell test -x $(BIN)/python && echo $(BIN)/python || echo python3)
 READY  := $(VENV)/.ready-$(ENGINE)
 
-.PHONY: help serve test lint bench lock clean
+.PHONY: help serve test lint bench kernels gpu-test lock clean
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
 
@@ -28,6 +29,14 @@ lint: $(READY) ## ruff and mypy, warnings are errors
 
 bench: $(READY) ## Time the control plane: decisions under 0.4 s, probes under 0.1 s
 	@$(BIN)/python -m appliance.bench.control_plane $(ARGS)
+
+kernels: $(READY) ## Build every registered kernel into build/kernels (ARGS="--jobs 2")
+	@$(BIN)/python -m sm70_kernels.build --out build/kernels $(ARGS)
+
+# Also for a machine with no network and no environment of ours: any python with torch, numpy, pytest and cuda-bindings.
+gpu-test: ## Prove the kernels on this machine's GPU and record it in verification/ (GPU_PYTHON=python3)
+	@PYTHON=$(GPU_PYTHON) tests/gpu/run.sh build/gpu
+	@mkdir -p verification && cp build/gpu/gpu.json build/gpu/benchmark.json verification/
 
 $(READY): $(LOCK) config/requirements/bootstrap.txt pyproject.toml
 	@config/requirements/setup.sh "$(PYTHON)" "$(VENV)" "$(ENGINE)"

@@ -54,7 +54,7 @@ def prove(subject: Subject, case: Case, device: torch.device, repeats: int = REP
     with watched() as watch:
         results = [as_tuple(subject.run(*arguments)) for _ in range(repeats)]
         guards = watch.intact()
-    wanted = as_tuple(subject.reference(*map(_exact, arguments)))
+    wanted = as_tuple(subject.reference(*map(exact, arguments)))
     first = results[0]
     shapes = [each.shape for each in first] == [each.shape for each in wanted]
     return Outcome(
@@ -85,7 +85,7 @@ def same_bits(one: Tensors, other: Tensors) -> bool:
     )
 
 
-def _exact(argument: object) -> object:
+def exact(argument: object) -> object:
+    """Return a floating-point tensor as float64; anything else as it is."""
     tensor = cast("torch.Tensor", argument)
-    narrow = isinstance(argument, torch.Tensor) and tensor.dtype in (torch.float16, torch.float32)
-    return tensor.double() if narrow else argument
+    return tensor.double() if isinstance(argument, torch.Tensor) and tensor.is_floating_point() else argument

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
@@ -27,7 +27,7 @@ class Subject:
     """One operator under proof; its cases are `shapes.cases(operator, scope)`.
 
     `inputs(case, device)` makes the same arguments each time. `run(*arguments)` and `reference(*arguments)` return one
-    tensor or a tuple of them; the reference is given every FP16 and FP32 argument as FP64. `moved_bytes(case)` is what
+    tensor or a tuple of them; the reference is given every floating-point argument as FP64. `moved_bytes(case)` is what
     an ideal kernel reads and writes once. `kernels` names the kernels (`registry.Kernel.name`) it may launch.
     """
 
@@ -51,6 +51,16 @@ def generator(case: Case) -> torch.Generator:
     # Python's own hash of a string differs from process to process.
     seed = sum(ord(letter) * 31**index for index, letter in enumerate(case.name)) % 2**31
     return torch.Generator("cpu").manual_seed(seed)
+
+
+def copied(argument: object, device: torch.device) -> object:
+    """Return a copy of a tensor on `device`, strides and the gaps between rows included; anything else as it is."""
+    if not isinstance(argument, torch.Tensor):
+        return argument
+    tensor = cast("torch.Tensor", argument)
+    whole = tensor if tensor._base is None else tensor._base
+    there = whole.to(device, copy=True)
+    return there.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset() - whole.storage_offset())
 
 
 def as_tuple(result: torch.Tensor | Tensors) -> Tensors:

@@ -1,0 +1,92 @@
+"""The record of a run of the GPU suite, `verification/gpu.json`: what ran where, and how it went."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from sm70_kernels.registry import CSRC, registered, source_hash
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from pathlib import Path
+
+    from sm70_kernels.proof.prove import Outcome
+
+COMMITTED = CSRC.parent.parent / "verification" / "gpu.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """What the suite ran on; `date` is that of the run, ISO 8601."""
+
+    gpu: str
+    capability: str
+    driver: str
+    torch: str
+    date: str
+
+
+def compose(host: Host, outcomes: Iterable[Outcome], launched: Iterable[str], graphs: Mapping[str, bool]) -> str:
+    """Return the record as JSON text.
+
+    `launched` names the specialisations that ran, and `graphs` says of each operator whether a replayed graph gave the
+    eager result bit for bit. A registered specialisation that did not run is listed as unproven: it is built, and must
+    not be bound.
+    """
+    ran = set(launched)
+    cases = [
+        {
+            "kernel": outcome.operator,
+            "shape": outcome.case,
+            "error": outcome.error if outcome.error < float("inf") else "infinite",
+            "gate": outcome.gate,
+            "repeat": outcome.repeats,
+            "guards": outcome.guards,
+            "passed": outcome.passed,
+        }
+        for outcome in outcomes
+    ]
+    names = [spec.name for spec in registered()]
+    record = {
+        "gpu": host.gpu,
+        "capability": host.capability,
+        "driver": host.driver,
+        "torch": host.torch,
+        "date": host.date,
+        "source_hash": source_hash(),
+        "cases": cases,
+        "graphs": dict(sorted(graphs.items())),
+        "sanitizer": None,
+        "proven": sorted(name for name in names if name in ran),
+        "unproven": sorted(name for name in names if name not in ran),
+    }
+    return json.dumps(record, indent=1) + "\n"
+
+
+def add_sanitizer(path: Path, verdicts: Mapping[str, str]) -> None:
+    """Write the sanitizer's verdicts, such as `{"memcheck": "clean"}`, into the record at `path`."""
+    record = json.loads(path.read_text(encoding="utf-8"))
+    record["sanitizer"] = dict(sorted(verdicts.items()))
+    path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+
+
+def complaints(record: Mapping[str, Any]) -> list[str]:
+    """Return what keeps a record from vouching for the kernels of this tree; nothing when it does."""
+    found = []
+    if record["source_hash"] != source_hash():
+        found.append(
+            f"it was made with the sources {record['source_hash'][:12]}…, and this tree's are {source_hash()[:12]}…: "
+            "run `make gpu-test` on a machine with a GPU"
+        )
+    found += [f"{case['shape']} failed" for case in record["cases"] if not case["passed"]]
+    found += [f"a replayed graph of {operator} differs" for operator, same in record["graphs"].items() if not same]
+    found += [
+        f"{tool} says {verdict}"
+        for tool, verdict in (record["sanitizer"] or {}).items()
+        if verdict.startswith("failed")
+    ]
+    named = {*record["proven"], *record["unproven"]}
+    found += [f"{spec.name} is not in it" for spec in registered() if spec.name not in named]
+    return found

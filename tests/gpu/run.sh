@@ -1,0 +1,50 @@
+#!/bin/bash
+# All that only a GPU can show, in one go: tests/gpu/run.sh FOLDER
+#
+# Wants python with torch, numpy, pytest and cuda-bindings (PYTHON names it), no network, and kernels that were built
+# before (SM70_KERNELS_DIR, or build/kernels of this checkout). Writes into FOLDER: gpu.json, the record that belongs in
+# verification/; benchmark.json; a log for each step. Ends with 1 when the suite or the sanitizer found something.
+set -uo pipefail
+folder=${1:?"usage: $0 FOLDER"}
+python=${PYTHON:-python3}
+root=$(cd "$(dirname "$0")/../.." && pwd)
+mkdir -p "$folder"
+folder=$(cd "$folder" && pwd)
+export PYTHONPATH="$root/kernels${PYTHONPATH:+:$PYTHONPATH}" PYTHONDONTWRITEBYTECODE=1
+status=0
+
+step() { printf '== %s (%s s)\n' "$1" "$SECONDS"; }
+
+step suite
+(cd "$root/tests/gpu" && SM70_GPU_RECORD="$folder/gpu.json" timeout "${SUITE_SECONDS:-300}" \
+    "$python" -m pytest -c pytest.ini --rootdir . -q .) >"$folder/suite.log" 2>&1 || status=1
+tail -n 15 "$folder/suite.log"
+
+verdicts=()
+for tool in memcheck racecheck; do
+    step "$tool"
+    if ! command -v compute-sanitizer >/dev/null; then
+        verdicts+=("$tool=not run: no compute-sanitizer here")
+        continue
+    fi
+    # Each tensor is an allocation of its own then, so that memcheck sees where it ends.
+    PYTORCH_NO_CUDA_MEMORY_CACHING=1 timeout "${SANITIZER_SECONDS:-150}" compute-sanitizer --tool "$tool" \
+        --error-exitcode 9 "$python" "$root/tests/gpu/sanitized.py" >"$folder/$tool.log" 2>&1
+    case $? in
+        0) verdicts+=("$tool=clean") ;;
+        124) verdicts+=("$tool=not finished in ${SANITIZER_SECONDS:-150} s") ;;
+        *) verdicts+=("$tool=failed: $(grep -m1 -E 'ERROR SUMMARY|RACECHECK SUMMARY|wrong' "$folder/$tool.log")"); status=1 ;;
+    esac
+    tail -n 4 "$folder/$tool.log"
+done
+if [[ -f $folder/gpu.json ]]; then
+    "$python" -c 'import sys; from pathlib import Path; from sm70_kernels.proof.record import add_sanitizer
+add_sanitizer(Path(sys.argv[1]), dict(each.split("=", 1) for each in sys.argv[2:]))' "$folder/gpu.json" "${verdicts[@]}"
+fi
+
+step benchmark
+timeout "${BENCHMARK_SECONDS:-200}" "$python" "$root/tests/gpu/benchmark.py" "$folder/benchmark.json" \
+    >"$folder/benchmark.log" 2>&1 || { echo "the benchmark failed"; status=1; }
+cat "$folder/benchmark.log"
+step "done, status $status"
+exit "$status"

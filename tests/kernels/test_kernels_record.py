@@ -1,0 +1,80 @@
+"""The record of the GPU suite: the committed one is that of the kernels in this tree, with nothing failed in it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+from sm70_kernels import shapes
+from sm70_kernels.proof import record as recording
+from sm70_kernels.proof.prove import Outcome, prove
+from sm70_kernels.proof.record import COMMITTED, Host, add_sanitizer, complaints, compose
+from sm70_kernels.proof.subject import subjects
+from sm70_kernels.registry import registered, source_hash
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+HOST = Host(gpu="NVIDIA X", capability="9.0", driver="580.1", torch="2.11.0", date="2026-11-29")
+
+
+@pytest.fixture
+def outcome() -> Outcome:
+    return prove(subjects()["rms_norm"], shapes.cases("rms_norm", "selftest")[0], torch.device("cpu"))
+
+
+def made(outcomes: list[Outcome], **changes: Any) -> dict[str, Any]:
+    names = [spec.name for spec in registered()]
+    record: dict[str, Any] = json.loads(compose(HOST, outcomes, names[:-1], {"rms_norm": True}))
+    return record | changes
+
+
+def test_the_committed_record_vouches_for_this_tree() -> None:
+    assert COMMITTED.is_file(), "run `make gpu-test` on a machine with a GPU, and commit verification/gpu.json"
+    assert complaints(json.loads(COMMITTED.read_text())) == []
+
+
+def test_a_good_record_has_no_complaint_and_lists_what_did_not_run(outcome: Outcome) -> None:
+    record = made([outcome])
+    assert complaints(record) == []
+    assert record["unproven"] == [registered()[-1].name]
+    assert record["source_hash"] == source_hash()
+    assert record["cases"][0]["shape"] == "rms_norm[hidden=5120,tokens=1]"
+    assert record["cases"][0]["error"] < record["cases"][0]["gate"] == 1e-3
+
+
+def test_a_record_of_other_sources_does_not_vouch(outcome: Outcome) -> None:
+    (said,) = complaints(made([outcome], source_hash="0" * 64))
+    assert said.startswith("it was made with the sources 000000000000…, and this tree's are ")
+    assert said.endswith("run `make gpu-test` on a machine with a GPU")
+
+
+def test_a_failure_does_not_vouch(outcome: Outcome) -> None:
+    bad = dataclasses.replace(outcome, error=float("inf"), case="rms_norm[bad]")
+    assert complaints(made([outcome, bad])) == ["rms_norm[bad] failed"]
+    assert complaints(made([outcome], graphs={"rms_norm": False})) == ["a replayed graph of rms_norm differs"]
+
+
+def test_a_kernel_that_came_later_does_not_hide(outcome: Outcome) -> None:
+    record = made([outcome])
+    gone = record["proven"].pop()
+    assert complaints(record) == [f"{gone} is not in it"]
+
+
+def test_the_sanitizers_verdict_is_added(tmp_path: Path, outcome: Outcome) -> None:
+    path = tmp_path / "gpu.json"
+    path.write_text(json.dumps(made([outcome])))
+    add_sanitizer(path, {"racecheck": "failed: 3 hazards", "memcheck": "clean"})
+    record = json.loads(path.read_text())
+    assert record["sanitizer"] == {"memcheck": "clean", "racecheck": "failed: 3 hazards"}
+    assert complaints(record) == ["racecheck says failed: 3 hazards"]
+    add_sanitizer(path, {"memcheck": "clean", "racecheck": "not finished in 150 s"})
+    assert complaints(json.loads(path.read_text())) == []
+
+
+def test_the_record_lies_beside_the_sources() -> None:
+    assert recording.COMMITTED.parts[-2:] == ("verification", "gpu.json")
