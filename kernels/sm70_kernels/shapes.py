@@ -58,7 +58,27 @@ def rms_norm_cases(scope: Scope) -> Iterator[Case]:
     yield Case("add_rms_norm", {"tokens": 8, "hidden": HIDDEN, "residual_bits": 16})
     if scope != "suite":
         return
-    for hidden in (1, 7, 8, 120, 129, 1000, 1001, 1023, 1024, 1032, 2047, 2560, 2568, 4096, 5128, 8191, 8192, 16384):
+    for hidden in (
+        1,
+        7,
+        8,
+        120,
+        129,
+        1000,
+        1001,
+        1023,
+        1024,
+        1032,
+        2047,
+        2560,
+        2568,
+        4096,
+        5128,
+        8191,
+        8192,
+        8200,
+        16384,
+    ):
         yield Case("rms_norm", {"tokens": 5, "hidden": hidden})
         for bits in (16, 32):
             yield Case("add_rms_norm", {"tokens": 5, "hidden": hidden, "residual_bits": bits})

@@ -61,7 +61,7 @@ def copy_bandwidth(device: torch.device) -> float:
     target = torch.empty_like(source)
     target.copy_(source)
     times = [_elapsed(lambda: target.copy_(source)) for _ in range(9)]
-    return 2 * source.numel() / (statistics.median(times) * 1e-6)
+    return 2 * 2**30 / (statistics.median(times) * 1e-6)
 
 
 def _elapsed(call: Callable[[], Any]) -> float:

@@ -7,6 +7,8 @@
 set -uo pipefail
 folder=${1:?"usage: $0 FOLDER"}
 python=${PYTHON:-python3}
+# The suite runs in another folder; a virtual environment's python must keep its own path, so no link is followed.
+[[ $python == */* ]] && python=$(cd "$(dirname "$python")" && pwd)/$(basename "$python")
 root=$(cd "$(dirname "$0")/../.." && pwd)
 mkdir -p "$folder"
 folder=$(cd "$folder" && pwd)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -77,6 +78,18 @@ def test_a_launch_goes_to_the_current_stream() -> None:
         out = torch.ops.sm70.rms_norm(late, weight, eps)
     side.synchronize()
     assert torch.equal(out, wanted)
+
+
+def test_a_fresh_thread_can_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, weight, eps = arguments_of("rms_norm")
+    wanted = torch.ops.sm70.rms_norm(x, weight, eps)
+    with ThreadPoolExecutor(4) as pool:
+        every = list(pool.map(lambda _: torch.ops.sm70.rms_norm(x, weight, eps), range(32)))
+    assert all(torch.equal(out, wanted) for out in every)
+    # And a thread may be the first to load.
+    monkeypatch.setattr(launcher, "_FUNCTIONS", {})
+    with ThreadPoolExecutor(1) as pool:
+        assert torch.equal(pool.submit(torch.ops.sm70.rms_norm, x, weight, eps).result(), wanted)
 
 
 def test_rows_do_not_depend_on_what_runs_beside_them() -> None:

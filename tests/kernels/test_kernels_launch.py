@@ -50,6 +50,7 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
     monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: 0, raising=False)
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 77 + device, raising=False)
     monkeypatch.setattr(launcher, "load_function", lambda spec, device: f"{spec.name} on {device}")
+    monkeypatch.setattr(launcher, "ensure_context", lambda device: None)
     monkeypatch.setattr(launcher, "_FUNCTIONS", {})
     monkeypatch.setattr("cuda.bindings.driver.cuLaunchKernel", stand_in.launch)
     monkeypatch.setattr("cuda.bindings.driver.CUresult", stand_in.CUresult)

@@ -15,41 +15,48 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     rms_norm(unsigned short* out, float* residual_out, const unsigned short* x, const void* residual,
              const unsigned short* weight, int hidden, long long x_stride, long long residual_stride, float eps) {
     const long long row = blockIdx.x;
+    // Everything is asked for before anything is used, without branches between: a lone row then waits for memory once.
+    // Of the weight only the prefetch comes first, as the assembler puts off a load whose value is used so late. Lanes
+    // beyond the row's end read its start, add nothing and store nothing.
+    Packed<WIDTH> own[VECTORS];
     Vector<WIDTH> held[VECTORS];
-    Packed<WIDTH> gains[VECTORS];
+#pragma unroll
+    for (int i = 0; i < VECTORS; ++i) {
+        const int column = (i * THREADS + threadIdx.x) * WIDTH;
+        const int read = column < hidden ? column : 0;
+        own[i] = load_packed<WIDTH>(x + row * x_stride, read);
+        if constexpr (RESIDUAL == 1) {
+            held[i] = load_halves<WIDTH>(static_cast<const unsigned short*>(residual) + row * residual_stride, read);
+        } else if constexpr (RESIDUAL == 2) {
+            held[i] = load_floats<WIDTH>(static_cast<const float*>(residual) + row * residual_stride, read);
+        }
+        prefetch_l2(weight + read);
+    }
     float squares = 0.0f;
 #pragma unroll
     for (int i = 0; i < VECTORS; ++i) {
         const int column = (i * THREADS + threadIdx.x) * WIDTH;
+        const Vector<WIDTH> value = unpack<WIDTH>(own[i]);
+        float sum = 0.0f;
+#pragma unroll
+        for (int e = 0; e < WIDTH; ++e) {
+            held[i].at[e] = RESIDUAL == 0 ? value.at[e] : held[i].at[e] + value.at[e];
+            sum = fmaf(held[i].at[e], held[i].at[e], sum);
+        }
         if (column < hidden) {
-            // Asked for now, so that a lone row does not wait for memory a second time after the sum.
-            gains[i] = load_packed<WIDTH>(weight, column);
-            held[i] = load_halves<WIDTH>(x + row * x_stride, column);
-            if constexpr (RESIDUAL != 0) {
-                Vector<WIDTH> carried;
-                if constexpr (RESIDUAL == 1) {
-                    carried = load_halves<WIDTH>(static_cast<const unsigned short*>(residual) + row * residual_stride, column);
-                } else {
-                    carried = load_floats<WIDTH>(static_cast<const float*>(residual) + row * residual_stride, column);
-                }
-#pragma unroll
-                for (int e = 0; e < WIDTH; ++e) held[i].at[e] += carried.at[e];
-                store_floats<WIDTH>(residual_out + row * hidden, column, held[i]);
-            }
-#pragma unroll
-            for (int e = 0; e < WIDTH; ++e) squares = fmaf(held[i].at[e], held[i].at[e], squares);
+            squares += sum;
+            if constexpr (RESIDUAL != 0) store_floats<WIDTH>(residual_out + row * hidden, column, held[i]);
         }
     }
     __shared__ float partial[THREADS / 32];
-    const float scale = rsqrtf(sum_block<THREADS>(squares, partial) / static_cast<float>(hidden) + eps);
+    const float mean = __fdividef(sum_block<THREADS>(squares, partial), static_cast<float>(hidden));
+    const float scale = rsqrtf(mean + eps);
 #pragma unroll
     for (int i = 0; i < VECTORS; ++i) {
         const int column = (i * THREADS + threadIdx.x) * WIDTH;
-        if (column < hidden) {
-            const Vector<WIDTH> gain = unpack<WIDTH>(gains[i]);
+        const Vector<WIDTH> gain = load_halves<WIDTH>(weight, column < hidden ? column : 0);
 #pragma unroll
-            for (int e = 0; e < WIDTH; ++e) held[i].at[e] *= scale * (1.0f + gain.at[e]);
-            store_halves<WIDTH>(out + row * hidden, column, held[i]);
-        }
+        for (int e = 0; e < WIDTH; ++e) held[i].at[e] *= scale * (1.0f + gain.at[e]);
+        if (column < hidden) store_halves<WIDTH>(out + row * hidden, column, held[i]);
     }
 }

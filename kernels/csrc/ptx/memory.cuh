@@ -31,6 +31,9 @@ __device__ __forceinline__ float load_float(const void* address) {
     return value;
 }
 
+// Starts the way of a line from memory into L2 and holds no register meanwhile.
+__device__ __forceinline__ void prefetch_l2(const void* address) { asm volatile("prefetch.global.L2 [%0];" ::"l"(address)); }
+
 __device__ __forceinline__ void store_16(void* address, uint4 value) {
     asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(address), "r"(value.x), "r"(value.y), "r"(value.z),
                  "r"(value.w)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 
 from sm70_kernels.errors import KernelError
-from sm70_kernels.launch.module import load_function
+from sm70_kernels.launch.module import ensure_context, load_function
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -70,7 +70,8 @@ def prepare(spec: Specialisation, device: int) -> _Function:
 class _Parameters(threading.local):
     """The packed parameters of one thread, and the array of their addresses that the driver reads."""
 
-    def __init__(self, params: str) -> None:
+    def __init__(self, params: str, device: int) -> None:
+        ensure_context(device)
         self.buffer = ctypes.create_string_buffer(max(struct.calcsize(params), 1))
         start = ctypes.addressof(self.buffer)
         # A letter with count 0 aligns to it without taking room, as C lays out a structure.
@@ -93,7 +94,7 @@ class _Function:
         self._success = driver.CUresult.CUDA_SUCCESS
         self._launch: Callable[..., tuple[Any]] = driver.cuLaunchKernel
         self._pack = struct.Struct(spec.kernel.params).pack_into
-        self._parameters = _Parameters(spec.kernel.params)
+        self._parameters = _Parameters(spec.kernel.params, device)
         # What torch.compile's own launchers ask; torch.cuda.current_stream() makes an object first.
         self._stream: Callable[[int], int] = torch._C._cuda_getCurrentRawStream
 

@@ -40,8 +40,7 @@ def load_function(spec: Specialisation, device: int) -> CUfunction:
     form = form_for(spec.kernel.name, torch.cuda.get_device_capability(device), torch.cuda.get_device_name(device))
     code = store.load(spec, form)
     with torch.cuda.device(device), _allowed_in_capture(driver):
-        # torch makes its primary context current on the first use of a device, and the module belongs to it.
-        torch.cuda.current_stream()
+        ensure_context(device)
         module = _loaded(driver.cuModuleLoadData(code + b"\0" if form == "ptx" else code), spec, "cuModuleLoadData")
         entry = spec.kernel.entry.encode()
         function = _loaded(driver.cuModuleGetFunction(module, entry), spec, "cuModuleGetFunction")
@@ -51,6 +50,20 @@ def load_function(spec: Specialisation, device: int) -> CUfunction:
         # Under lazy loading, asking for an attribute is what brings the code to the device before the first launch.
         _loaded(driver.cuFuncGetAttribute(attribute, function), spec, "cuFuncGetAttribute")
     return function
+
+
+def ensure_context(device: int) -> None:
+    """Make the primary context of `device` current in this thread when none is.
+
+    torch leaves that to the first runtime call that needs it, and a driver call in a fresh thread may come before.
+    """
+    from cuda.bindings import driver
+
+    _, current = driver.cuCtxGetCurrent()
+    if int(current) == 0:
+        _, handle = driver.cuDeviceGet(device)
+        _, primary = driver.cuDevicePrimaryCtxRetain(handle)
+        driver.cuCtxSetCurrent(primary)
 
 
 def _loaded(result: tuple[Any, ...], spec: Specialisation, call: str) -> object:
