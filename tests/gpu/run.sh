@@ -4,6 +4,7 @@
 # Wants python with torch, numpy, pytest and cuda-bindings (PYTHON names it), no network, and kernels that were built
 # before (SM70_KERNELS_DIR, or build/kernels of this checkout). Writes into FOLDER: gpu.json, the record that belongs in
 # verification/; benchmark.json; a log for each step. Ends with 1 when the suite or the sanitizer found something.
+# Each step has its time (SUITE_SECONDS, SANITIZER_SECONDS for each tool, BENCHMARK_SECONDS): ten minutes in all.
 set -uo pipefail
 folder=${1:?"usage: $0 FOLDER"}
 python=${PYTHON:-python3}
@@ -15,10 +16,16 @@ folder=$(cd "$folder" && pwd)
 export PYTHONPATH="$root/kernels${PYTHONPATH:+:$PYTHONPATH}" PYTHONDONTWRITEBYTECODE=1
 status=0
 
+"$python" -c 'import sys, pytest, torch, cuda.bindings.driver
+sys.exit(not torch.cuda.is_available() or torch.cuda.get_device_capability() < (7, 0))' || {
+    echo "$0: $python needs torch, numpy, pytest, cuda-bindings and a GPU of compute capability 7.0 or newer" >&2
+    exit 1
+}
+
 step() { printf '== %s (%s s)\n' "$1" "$SECONDS"; }
 
 step suite
-(cd "$root/tests/gpu" && SM70_GPU_RECORD="$folder/gpu.json" timeout "${SUITE_SECONDS:-300}" \
+(cd "$root/tests/gpu" && SM70_GPU_RECORD="$folder/gpu.json" timeout "${SUITE_SECONDS:-240}" \
     "$python" -m pytest -c pytest.ini --rootdir . -q .) >"$folder/suite.log" 2>&1 || status=1
 tail -n 15 "$folder/suite.log"
 
@@ -30,11 +37,11 @@ for tool in memcheck racecheck; do
         continue
     fi
     # Each tensor is an allocation of its own then, so that memcheck sees where it ends.
-    PYTORCH_NO_CUDA_MEMORY_CACHING=1 timeout "${SANITIZER_SECONDS:-150}" compute-sanitizer --tool "$tool" \
+    PYTORCH_NO_CUDA_MEMORY_CACHING=1 timeout "${SANITIZER_SECONDS:-90}" compute-sanitizer --tool "$tool" \
         --error-exitcode 9 "$python" "$root/tests/gpu/sanitized.py" >"$folder/$tool.log" 2>&1
     case $? in
         0) verdicts+=("$tool=clean") ;;
-        124) verdicts+=("$tool=not finished in ${SANITIZER_SECONDS:-150} s") ;;
+        124) verdicts+=("$tool=not finished in ${SANITIZER_SECONDS:-90} s") ;;
         *) verdicts+=("$tool=failed: $(grep -m1 -E 'ERROR SUMMARY|RACECHECK SUMMARY|wrong' "$folder/$tool.log")"); status=1 ;;
     esac
     tail -n 4 "$folder/$tool.log"
@@ -45,7 +52,7 @@ add_sanitizer(Path(sys.argv[1]), dict(each.split("=", 1) for each in sys.argv[2:
 fi
 
 step benchmark
-timeout "${BENCHMARK_SECONDS:-200}" "$python" "$root/tests/gpu/benchmark.py" "$folder/benchmark.json" \
+timeout "${BENCHMARK_SECONDS:-150}" "$python" "$root/tests/gpu/benchmark.py" "$folder/benchmark.json" \
     >"$folder/benchmark.log" 2>&1 || { echo "the benchmark failed"; status=1; }
 cat "$folder/benchmark.log"
 step "done, status $status"
