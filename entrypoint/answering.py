@@ -1,4 +1,4 @@
-"""Asks the engine which models it serves."""
+"""Asks the engine what it serves, and for its first tokens."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import http.client
 import ipaddress
 import json
 import ssl
+from dataclasses import dataclass
 
 
 def reachable(host: str) -> str:
@@ -19,29 +20,53 @@ def reachable(host: str) -> str:
     return str(address)
 
 
-def models(host: str, port: int, key: str | None, *, tls: bool = False, timeout: float = 2.0) -> tuple[str, ...] | str:
-    """Return the names that `GET /v1/models` lists, or a text saying why there is no such answer.
+@dataclass(frozen=True)
+class Api:
+    """The engine's API as the guardian reaches it: on this machine, with the key.
 
     The certificate is not checked: it names the host that clients use, and this never leaves the machine.
     """
-    connection: http.client.HTTPConnection
-    if tls:
+
+    host: str
+    port: int
+    key: str | None = None
+    tls: bool = False
+
+    def models(self, timeout: float = 2.0) -> tuple[str, ...] | None:
+        """Return the names that `GET /v1/models` lists, None when there is no such answer."""
+        answer = self._ask("GET", "/v1/models", None, timeout)
+        try:
+            return tuple(str(one["id"]) for one in json.loads(answer[1])["data"]) if answer[0] == 200 else None
+        except (ValueError, KeyError, TypeError):
+            return None
+
+    def first_tokens(self, model: str, timeout: float) -> int | None:
+        """Let the engine sample two tokens; return the HTTP status, None when there was no answer.
+
+        What is compiled on first use is compiled then, and not while somebody waits for an answer. A temperature,
+        because the greedy path leaves the sampler out.
+        """
+        wish = {"model": model, "prompt": "Hello", "max_tokens": 2, "temperature": 1.0}
+        return self._ask("POST", "/v1/completions", json.dumps(wish), timeout)[0]
+
+    def _ask(self, method: str, path: str, body: str | None, timeout: float) -> tuple[int | None, bytes]:
+        headers = {"Authorization": f"Bearer {self.key}"} if self.key else {}
+        if body is not None:
+            headers["Content-Type"] = "application/json"
+        connection = self._connection(timeout)
+        try:
+            connection.request(method, path, body, headers)
+            response = connection.getresponse()
+            return response.status, response.read(1 << 20)
+        except (OSError, http.client.HTTPException):
+            return None, b""
+        finally:
+            connection.close()
+
+    def _connection(self, timeout: float) -> http.client.HTTPConnection:
+        if not self.tls:
+            return http.client.HTTPConnection(reachable(self.host), self.port, timeout=timeout)
         context = ssl.create_default_context()
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
-        connection = http.client.HTTPSConnection(reachable(host), port, timeout=timeout, context=context)
-    else:
-        connection = http.client.HTTPConnection(reachable(host), port, timeout=timeout)
-    try:
-        connection.request("GET", "/v1/models", headers={"Authorization": f"Bearer {key}"} if key else {})
-        response = connection.getresponse()
-        body = response.read(1 << 20)
-        if response.status != 200:
-            return f"GET /v1/models answers {response.status}"
-        return tuple(str(one["id"]) for one in json.loads(body)["data"])
-    except (OSError, http.client.HTTPException) as error:
-        return f"GET /v1/models: {error}"
-    except (ValueError, KeyError, TypeError):
-        return "GET /v1/models answers something else than a list of models"
-    finally:
-        connection.close()
+        return http.client.HTTPSConnection(reachable(self.host), self.port, timeout=timeout, context=context)

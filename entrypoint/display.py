@@ -70,11 +70,16 @@ def about(record: dict[str, Any], now: float) -> str:
     """Say in one line where the engine is, from phase.json."""
     name = record["phase"]
     if name in ON_THE_WAY:
-        text = f"{name} {now - record['started']:.0f} s of {record['budget_s']:.0f} s"
+        text = f"{name} {_time(record, now)}"
         note = record.get("progress")
         return f"{text}: {note}" if note else text
     reason = record.get("reason")
     return f"{name}: {reason}" if reason else str(name)
+
+
+def _time(record: dict[str, Any], now: float) -> str:
+    elapsed, budget = f"{now - record['started']:.0f} s", record.get("budget_s")
+    return elapsed if budget is None else f"{elapsed} of {budget:.0f} s"
 
 
 @dataclass
@@ -132,7 +137,7 @@ class PhaseBar:
             total=record["budget_s"],
             completed=now - record["started"],
             note=record.get("progress") or "",
-            time=f"{now - record['started']:.0f} s of {record['budget_s']:.0f} s",
+            time=_time(record, now),
             refresh=True,
         )
         return []

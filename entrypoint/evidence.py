@@ -26,7 +26,10 @@ def collect(tree: Sequence[psutil.Process], say: Callable[[str], None], wait: fl
     for one in tree:
         status = _read(one.pid, "status")
         state = _field(status, "State") or "gone"
-        about = f"{one.pid} {processes.name(one)}: state {state}, in the kernel at {_read(one.pid, 'wchan') or 'none'}"
+        where = _read(one.pid, "wchan")
+        about = f"{one.pid} {processes.name(one)}: state {state}"
+        if where not in ("", "0"):
+            about += f", in the kernel at {where}"
         if catches(status) and not state.startswith(("T", "t")):
             with suppress(OSError):
                 os.kill(one.pid, stacks.SIGNAL)

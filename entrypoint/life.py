@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from appliance.health import judge, proof, rundir
 from entrypoint import evidence, processes
-from entrypoint.answering import models
 from entrypoint.engine_process import bytes_read
 from entrypoint.watchdog import Watchdog
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from entrypoint.engine_process import Engine
     from entrypoint.guardian import Guardian
+    from entrypoint.orders import Orders
     from entrypoint.phase_file import PhaseFile
 
 LOOK_EVERY = 1.0
@@ -41,6 +42,19 @@ class Stopping(Exception):  # noqa: N818 - not an error: somebody asked for the 
     """SIGTERM came."""
 
 
+class FirstTokens:
+    """Asks for them in a thread: they may take as long as a compiler does."""
+
+    def __init__(self, what: Orders) -> None:
+        self.status: int | None = 0
+        """The HTTP status, 0 while there is none yet, None when the connection failed."""
+        self._orders = what
+        threading.Thread(target=self._ask, name="first-tokens", daemon=True).start()
+
+    def _ask(self) -> None:
+        self.status = self._orders.api.first_tokens(self._orders.model, self._orders.start)
+
+
 class Life:
     """One start of the engine and what follows it."""
 
@@ -56,7 +70,8 @@ class Life:
         """Role by pid of the processes that have proven the plugin."""
         self._held_since: dict[int, float] = {}
         self._stalled_since: float | None = None
-        self._odd_answer: str | None = None
+        self._first_tokens: FirstTokens | None = None
+        self._said: str | None = None
 
     @property
     def phase(self) -> PhaseFile:
@@ -151,9 +166,12 @@ class Life:
         return self._failed(what, where)
 
     def _answers(self, now: float) -> Ending | None:
-        """Become ready when the engine lists the model and has proven its plugin; refuse it without the proof."""
-        answer = models(self.orders.host, self.orders.port, self.orders.api_key, tls=self.orders.tls)
-        if isinstance(answer, str):
+        """Become ready when the engine lists the model, has proven its plugin and has given tokens.
+
+        Without the proof it is not served.
+        """
+        answer = self.orders.api.models()
+        if answer is None:
             return None
         if self.orders.model not in answer:
             self._say_once(f'the engine lists {", ".join(answer) or "no model"}, not "{self.orders.model}"')
@@ -167,15 +185,33 @@ class Life:
                 f"{', '.join(missing)} ({why}); it is not served. Reinstall the appliance beside vLLM: its entry "
                 "points are missing or broken"
             )
-        self.phase.record |= {"models": list(answer), "progress": None}
-        self.guardian.became_ready()
-        self.phase.enter("ready")
-        self.guardian.say(f"ready after {now - self.began:.0f} s")
+        if self._gives_tokens(now):
+            self.phase.record |= {"models": list(answer), "progress": None}
+            self.guardian.became_ready()
+            self.phase.enter("ready")
+            self.guardian.say(f"ready after {now - self.began:.0f} s")
         return None
 
+    def _gives_tokens(self, now: float) -> bool:
+        if self._first_tokens is None:
+            if self.phase.name != "warming":
+                self._reach("warming")
+            self.phase.progress("first tokens")
+            self.watchdog.milestone(now, "the engine was asked for its first tokens")
+            self._first_tokens = FirstTokens(self.orders)
+        status = self._first_tokens.status
+        if status == 0:
+            return False
+        # A model that completes no text refuses with 4xx, and that is an answer too.
+        if status is None or status >= 500:
+            self._say_once(f"the engine gave no first tokens (HTTP status {status}); asking again")
+            self._first_tokens = None
+            return False
+        return True
+
     def _say_once(self, text: str) -> None:
-        if text != self._odd_answer:
-            self._odd_answer = text
+        if text != self._said:
+            self._said = text
             self.guardian.say(text)
 
     def _stall(self, now: float) -> Ending | None:

@@ -111,8 +111,10 @@ def _terminal() -> Console | None:
 
 def summary(plan: Plan, address: Address) -> Iterator[str]:
     """Yield what is started, why, and where it will be."""
-    reasons = "; ".join(plan.selection["chosen"]["reasons"])
-    yield f"{plan.title} (profile {plan.profile}{f': {reasons}' if reasons else ''})"
+    pinned = plan.selection["source"] == "pinned"
+    yield f"{plan.title} (profile {plan.profile}: {'pinned' if pinned else 'the best that fits'})"
+    for other in () if pinned else plan.selection["rejected"]:
+        yield f"not {other['profile']}: {'; '.join(other['reasons'])}"
     yield f"model {plan.served_model_name} in {plan.model.folder}"
     if plan.draft:
         yield f"draft in {plan.draft.folder}"

@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 from appliance.errors import CheckError
 from appliance.health import rundir
+from appliance.launch.keys import VARIABLE as API_KEY
+from entrypoint.answering import Api
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
-
-API_KEY = "VLLM_API_KEY"
-"""The variable through which the engine gets the key that its API asks for."""
 
 
 @dataclass(frozen=True)
@@ -22,11 +21,8 @@ class Orders:
 
     command: tuple[str, ...]
     environment: dict[str, str]
-    host: str
-    port: int
-    tls: bool
+    api: Api
     model: str
-    api_key: str | None
     gpus: tuple[int, ...]
     start: float
     progress: float
@@ -57,11 +53,8 @@ def of(plan: Mapping[str, Any], environment: Mapping[str, str]) -> Orders:
     return Orders(
         command=tuple(plan["command"]),
         environment={**environment, **added},
-        host=settings["host"],
-        port=settings["port"],
-        tls="ssl_certfile" in plan["arguments"],
+        api=Api(settings["host"], settings["port"], environment.get(API_KEY), tls="ssl_certfile" in plan["arguments"]),
         model=plan["served_model_name"],
-        api_key=environment.get(API_KEY),
         gpus=tuple(plan["gpus"]),
         start=health["start"],
         progress=health["progress"],

@@ -4,8 +4,11 @@ normal     becomes ready, answers, drains          hang       stands still while
 crash      dies with an exception while loading     exit2      refuses its options
 unproven   its core leaves no proof                 stubborn   ignores SIGTERM
 stall      becomes ready, then takes no step        slow       loads for three seconds with a bar
-flaky      crashes at the first start only          noisy      prints secrets, escapes and a long line
+mute       lists its model and gives no token       noisy      prints the key, escapes and a long line
+flaky      crashes at the first start only
 """
+
+from __future__ import annotations
 
 import faulthandler
 import json
@@ -15,99 +18,88 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 MODE, PORT, MODEL = sys.argv[1], int(sys.argv[2]), sys.argv[3]
 RUN = Path(os.environ["APPLIANCE_RUN_DIR"])
-clock = lambda: time.clock_gettime(time.CLOCK_BOOTTIME)  # noqa: E731
-flights = []
+flights: list[int] = []
 draining = threading.Event()
 
 
-def put(path, record):
+def clock() -> float:
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def put(path: Path, record: dict[str, Any]) -> None:
     path.parent.mkdir(exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     temporary.write_text(json.dumps(record))
     temporary.replace(path)
 
 
-def prove(role):
-    faulthandler.register(signal.SIGUSR2, file=2, all_threads=True)
+def prove(role: str) -> None:
     put(RUN / "plugins" / f"{os.getpid()}.json", {"pid": os.getpid(), "role": role, "at": clock()})
 
 
-def log(text, level="INFO", role="EngineCore"):
-    print(f"({role} pid={os.getpid()}) {level} {time.strftime('%m-%d %H:%M:%S')} [fake.py:1] {text}", flush=True)
+def log(text: str, level: str = "INFO") -> None:
+    now = time.strftime("%m-%d %H:%M:%S")
+    print(f"(EngineCore pid={os.getpid()}) {level} {now} [fake.py:1] {text}", flush=True)
 
 
-def beat():
+def beat() -> None:
+    stalled = int(MODE == "stall")
     while True:
-        stalled = MODE == "stall"
-        record = {"at": clock(), "pid": os.getpid(), "step": 1, "step_at": clock() - (99 if stalled else 0)}
-        record |= {"running": int(stalled) or len(flights), "waiting": 0, "in_flight": int(stalled) or len(flights)}
-        record |= {"sockets": 0, "awaiting": int(stalled), "busy_since": clock() - 99 if stalled else None}
+        working = stalled or len(flights)
+        record = {"at": clock(), "step": 1, "step_at": clock() - 99 * stalled, "waiting": 0, "sockets": 0}
+        record |= {"running": working, "in_flight": working, "awaiting": stalled}
+        record |= {"busy_since": clock() - 99 if stalled else None}
         put(RUN / "heartbeat", record)
-        try:
+        with suppress(OSError, ValueError):
             if json.loads((RUN / "phase.json").read_text())["phase"] == "draining":
                 draining.set()
-        except (OSError, ValueError):
-            pass
         time.sleep(0.3)
 
 
 class Handler(BaseHTTPRequestHandler):
-    def log_message(self, *_):
+    def log_message(self, *_: object) -> None:
         pass
 
-    def do_GET(self):
+    def do_GET(self) -> None:
         key = os.environ.get("VLLM_API_KEY")
         if key and self.headers.get("Authorization") != f"Bearer {key}":
             self.send_error(401)
             return
-        body = json.dumps({"data": [{"id": MODEL}]}).encode()
         self.send_response(200)
         self.end_headers()
-        self.wfile.write(body)
+        self.wfile.write(json.dumps({"data": [{"id": MODEL}]}).encode())
 
-    def do_POST(self):
+    def do_POST(self) -> None:
         if draining.is_set():
             self.send_error(503)
             return
-        flights.append(1)
+        if self.path == "/v1/completions" and MODE == "mute":
+            time.sleep(3600)
         self.send_response(200)
         self.end_headers()
+        if self.path == "/v1/completions":
+            return
+        flights.append(1)
         for number in range(int(self.path.rpartition("/")[2])):
             self.wfile.write(f"{number}\n".encode())
             time.sleep(0.25)
         flights.pop()
 
 
-def core():
-    if MODE != "unproven":
-        prove("core")
-    time.sleep(3600)
-
-
-def main():
-    if len(sys.argv) > 4:
-        core()
-        return
-    faulthandler.register(signal.SIGUSR2, file=2, all_threads=True)
-    if MODE == "exit2":
-        print("serve.py: error: argument --max-model-len: invalid value", file=sys.stderr)
-        sys.exit(2)
+def load() -> None:
     first = not (RUN / "started-before").exists()
     (RUN / "started-before").touch()
-    prove("api")
     if MODE == "noisy":
         print(f"key={os.environ['VLLM_API_KEY']} \x1b[31mred\x1b[0m \x07", flush=True)
         sys.stdout.buffer.write(b"\xff\xfe not text\n" + b"x" * 300_000 + b"\n")
         sys.stdout.flush()
-    if MODE == "stubborn":
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    children = [subprocess.Popen([sys.executable, *sys.argv, "core"])]
-    children.append(subprocess.Popen(["sleep", "3600"]))
     log("Starting to load model fake...")
     if MODE == "crash" or (MODE == "flaky" and first):
         time.sleep(1.5)
@@ -118,25 +110,37 @@ def main():
     while MODE == "hang":
         log("No available shared memory broadcast block found in 60 seconds.")
         time.sleep(0.3)
-    if MODE == "slow":
-        for part in range(1, 11):
-            print(f"\rLoading safetensors checkpoint shards: {part * 10:3d}% Completed | {part}/10 [00:0{part - 1}<00:01, 1it/s]", end="", flush=True)
-            time.sleep(0.3)
-        print(flush=True)
-    log("Loading weights took 0.10 seconds")
+    for part in range(1, 11) if MODE == "slow" else ():
+        done = f"{part * 10:3d}% Completed | {part}/10 [00:0{part - 1}<00:01, 1it/s]"
+        print(f"\rLoading safetensors checkpoint shards: {done}", end="", flush=True)
+        time.sleep(0.3)
+    log("\nLoading weights took 0.10 seconds")
     time.sleep(0.6)
     log("init engine (profile, create kv cache, warmup model) took 0.10 seconds")
-    threading.Thread(target=beat, daemon=True).start()
-    server = ThreadingHTTPServer(("127.0.0.1", PORT), Handler)
-    server.daemon_threads = True
 
-    def stop(*_):
+
+def main() -> None:
+    faulthandler.register(signal.SIGUSR2, file=2, all_threads=True)
+    if sys.argv[4:] == ["core"]:
+        if MODE != "unproven":
+            prove("core")
+        time.sleep(3600)
+    if MODE == "exit2":
+        print("serve.py: error: argument --max-model-len: invalid value", file=sys.stderr)
+        sys.exit(2)
+    prove("api")
+    children = [subprocess.Popen([sys.executable, *sys.argv, "core"]), subprocess.Popen(["sleep", "3600"])]
+
+    def stop(*_: object) -> None:
         for child in children:
             child.kill()
         os._exit(0)
 
-    if MODE != "stubborn":
-        signal.signal(signal.SIGTERM, stop)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN if MODE == "stubborn" else stop)
+    load()
+    threading.Thread(target=beat, daemon=True).start()
+    server = ThreadingHTTPServer(("127.0.0.1", PORT), Handler)
+    server.daemon_threads = True
     server.serve_forever()
 
 
