@@ -39,6 +39,7 @@ GATE = Kernel(
 # loads in flight for each SM), not timed on a V100.
 #   width of an access   widest row   threads   vectors
 _ROWS = (
+    (8, 256, 32, 1),
     (8, 1024, 128, 1),
     (8, 2560, 160, 2),
     (8, 5120, 320, 2),
