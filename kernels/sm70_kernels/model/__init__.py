@@ -1,0 +1,5 @@
+"""The predicting model: what a kernel would take on a V100-SXM2, from its machine code. `MODEL.md` explains it."""
+
+from sm70_kernels.model.prediction import Buffer, Launch, Prediction, predict
+
+__all__ = ["Buffer", "Launch", "Prediction", "predict"]

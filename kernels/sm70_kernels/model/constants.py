@@ -1,0 +1,84 @@
+"""The machine's figures, read from the one file that has them: `constants.toml`, each with unit, range and source."""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Literal
+
+FILE = Path(__file__).with_name("constants.toml")
+
+Corner = Literal["slow", "expected", "fast"]
+"""Which end of every range a prediction takes; `expected` is what is printed unless a range is asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Constants:
+    """One corner of the machine. Latencies in SM cycles, throughputs in cycles an instruction, as the file says."""
+
+    sms: float
+    sub_cores: float
+    clock: float
+    dram_bandwidth: float
+    l2_bandwidth: float
+    l2_port: float
+    l2_bytes: float
+    l1_bytes: float
+    shared: float
+    l1: float
+    l2: float
+    dram: float
+    dram_loaded: float
+    atomic: float
+    fence: float
+    shuffle: float
+    special_register: float
+    transcendental: float
+    constant: float
+    operands_read: float
+    barrier: float
+    hmma_accumulate: float
+    hmma_result: float
+    taken_branch: float
+    fma: float
+    alu: float
+    half: float
+    double: float
+    special: float
+    hmma_step: float
+    control: float
+    queue_dispatch: float
+    shared_wavefront: float
+    l1_wavefront: float
+    queue_depth: float
+    bank_conflict: float
+    fetch_bytes: float
+    fetch: float
+    ramp: float
+    gap: float
+    block: float
+
+    @property
+    def dram_bytes_a_cycle(self) -> float:
+        """Usable DRAM bandwidth of the whole card, in bytes an SM cycle."""
+        return self.dram_bandwidth / self.clock
+
+    @property
+    def l2_bytes_a_cycle(self) -> float:
+        """L2 read bandwidth of the whole card, in bytes an SM cycle."""
+        return self.l2_bandwidth / self.clock
+
+    def microseconds(self, cycles: float) -> float:
+        """Return the time of so many SM cycles."""
+        return cycles / self.clock / 1e3
+
+
+@cache
+def constants(corner: Corner = "expected") -> Constants:
+    """Return the machine at one end of every range: `slow`, `expected` or `fast`."""
+    key = {"slow": "slow", "expected": "value", "fast": "fast"}[corner]
+    tables = tomllib.loads(FILE.read_text(encoding="utf-8"))
+    values = {name: float(row[key]) for table in tables.values() for name, row in table.items()}
+    return Constants(**values)

@@ -1,0 +1,60 @@
+"""How each kernel family is launched for a shape: grid, parameters, and which buffers come from DRAM. Pure data.
+
+In a decode step weights pass through L2 once and are gone before the next step, so they are cold; activations were
+written by the kernel before and are in L2.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sm70_kernels.model.prediction import Buffer, Launch
+from sm70_kernels.shapes import EPS
+
+if TYPE_CHECKING:
+    from sm70_kernels.registry import Specialisation
+
+_MOST_SAMPLES = 4
+
+
+def rms_norm(spec: Specialisation, tokens: int, hidden: int) -> Launch:
+    """A row norm, with the residual that `spec` was built for (0 none, 1 FP16, 2 FP32)."""
+    residual = spec.constants["RESIDUAL"]
+    rows = Buffer(2 * tokens * hidden)
+    carried = Buffer((0, 2, 4)[residual] * tokens * hidden)
+    total = Buffer(4 * tokens * hidden if residual else 0)
+    args = (rows, total, rows, carried, Buffer(2 * hidden, cold=True), hidden, hidden, hidden, EPS)
+    return Launch(tokens, args, f"tokens={tokens} hidden={hidden}")
+
+
+def gated_rms_norm(spec: Specialisation, tokens: int, heads: int) -> Launch:
+    """The norm of the GDN output, gated."""
+    head = spec.constants["LANES"] * 8
+    rows = Buffer(2 * tokens * heads * head)
+    blocks = -(-tokens * heads // (spec.threads // spec.constants["LANES"]))
+    strides = (heads * head, head, heads * head, head)
+    args = (rows, rows, rows, Buffer(2 * head, cold=True), tokens, heads, *strides, EPS)
+    return Launch(blocks, args, f"tokens={tokens} heads={heads} head={head}")
+
+
+def qk_norm_mrope(spec: Specialisation, tokens: int, q_heads: int, k_heads: int) -> Launch:
+    """The norm and rotary embedding of queries and keys, straight from the projection."""
+    head, rotary = spec.constants["LANES"] * 8, spec.constants["ROTARY"]
+    # The query projection brings its output gate along, interleaved by head.
+    row = (2 * q_heads + 2 * k_heads) * head
+    q, k = Buffer(2 * tokens * q_heads * head), Buffer(2 * tokens * k_heads * head)
+    weight, cache = Buffer(2 * head, cold=True), Buffer(2 * tokens * rotary, cold=True)
+    blocks = -(-tokens * (q_heads + k_heads) // (spec.threads // spec.constants["LANES"]))
+    counts = (tokens, q_heads, k_heads, 262144, 11, 10)
+    args = (q, k, q, k, weight, weight, cache, Buffer(24 * tokens), *counts, row, 2 * head, row, head, tokens, EPS)
+    return Launch(blocks, args, f"tokens={tokens} heads={q_heads}+{k_heads} head={head}")
+
+
+def gate(spec: Specialisation, tokens: int, heads: int, width: int) -> Launch:
+    """f(gate) * x over [tokens, heads, width]."""
+    rows = Buffer(2 * tokens * heads * width)
+    blocks = -(-heads * width // (spec.threads * spec.constants["WIDTH"]))
+    strides = (heads * width, width, 2 * heads * width, 2 * width)
+    return Launch(
+        (tokens, blocks, 1), (rows, rows, rows, heads, width, *strides), f"tokens={tokens} row={heads}x{width}"
+    )

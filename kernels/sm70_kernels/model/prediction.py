@@ -1,0 +1,330 @@
+"""Predict what a launch takes on a V100-SXM2: `predict(spec, launch)`. Nothing here has run on one.
+
+The blocks of a launch are emulated (which instructions, which addresses), one SM's share of them is simulated in time,
+and waves on all SMs, memory shared among those that still work, and the start of a kernel make a duration of that.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+from sm70_kernels.build.occupancy import occupancy
+from sm70_kernels.model.constants import Constants, Corner, constants
+from sm70_kernels.model.cubin import Code, code_of
+from sm70_kernels.model.emulate import PARAMETERS, REGION_SHIFT, Block, Environment, run_block
+from sm70_kernels.model.pipes import unknown_opcodes
+from sm70_kernels.model.simulate import Memory, Outcome, simulate
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from sm70_kernels.registry import Specialisation
+
+Bound = Literal[
+    "dram", "l2", "issue", "tensor", "mio", "alu", "fma", "half", "special", "latency", "wave tail", "launch"
+]
+
+Extent: TypeAlias = "int | tuple[int, int, int]"
+
+
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """A pointer parameter: the bytes of it that the launch touches, and whether they lie in DRAM (`cold`) or in L2."""
+
+    bytes: int
+    cold: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """A launch as the model needs it.
+
+    `args` has a Buffer for each pointer and a number for each other letter of the kernel's `params`. `sample` lists the
+    blocks to emulate; the grid is taken to be made of them in turn. Where blocks count themselves by an atomic and the
+    last of each `group` does more, `closing` is what its atomic answers, and the others are answered 0.
+    """
+
+    grid: Extent
+    args: Sequence[Buffer | int | float]
+    shape: str = ""
+    sample: tuple[tuple[int, int, int], ...] = ((0, 0, 0),)
+    closing: int | None = None
+    group: int = 1
+
+    @property
+    def extent(self) -> tuple[int, int, int]:
+        """The grid as three numbers."""
+        return (self.grid, 1, 1) if isinstance(self.grid, int) else self.grid
+
+    @property
+    def blocks(self) -> int:
+        """How many blocks the grid has."""
+        return math.prod(self.extent)
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """What the model says of a launch. Every figure is predicted; none was measured on a V100.
+
+    `us` is the kernel's own duration, without the gap to the next one. `used` is each resource's share of the busiest
+    SM's time, `waits` each reason's share of the time that warps spent between instructions. `roofline_us` is what its
+    cold bytes take at the usable bandwidth, or all its bytes at that of L2 if more; `roofline_share` is that over `us`.
+    """
+
+    kernel: str
+    shape: str
+    us: float
+    bound: Bound
+    roofline_us: float
+    roofline_share: float
+    dram_bytes: int
+    blocks: int
+    resident_blocks: int
+    warps_a_block: int
+    registers: int
+    shared_bytes: int
+    waves: float
+    body_cycles: float
+    used: dict[str, float]
+    waits: dict[str, float]
+    notes: tuple[str, ...]
+    provenance: str = field(default="predicted", init=False)
+
+    def record(self) -> dict[str, Any]:
+        """Return the prediction as JSON-ready values, figures rounded."""
+        values = asdict(self)
+        for name in ("us", "roofline_us", "roofline_share", "waves", "body_cycles"):
+            values[name] = round(values[name], 3)
+        for name in ("used", "waits"):
+            values[name] = {key: round(value, 3) for key, value in values[name].items()}
+        return values
+
+
+def predict(spec: Specialisation, launch: Launch, corner: Corner = "expected") -> Prediction:
+    """Return the predicted time of a launch of `spec`. Compiles it when need be.
+
+    Raises KernelError when it cannot be compiled, disassembled or followed, ValueError for arguments that do not fit.
+    """
+    return predict_code(code_of(spec), launch, _shape_of(spec), corner)
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """What of a specialisation the model needs besides its code."""
+
+    name: str
+    params: str
+    threads: int
+    dynamic_shared: int = 0
+
+
+def _shape_of(spec: Specialisation) -> Kernel:
+    return Kernel(spec.name, spec.kernel.params, spec.threads, spec.shared_bytes)
+
+
+def predict_code(code: Code, launch: Launch, kernel: Kernel, corner: Corner = "expected") -> Prediction:
+    """Return the predicted time of a launch of code that is at hand. Raises as `predict`."""
+    machine = constants(corner)
+    shared = code.static_shared + kernel.dynamic_shared
+    fits = occupancy(kernel.threads, code.registers, shared)
+    if not fits.blocks:
+        raise ValueError(f"{kernel.name} fits no SM: {code.registers} registers, {shared} bytes of shared memory")
+    typical, closing = _emulate(code, launch, kernel, max(machine.l1_bytes - shared * fits.blocks, 16384))
+    cold = _cold(launch, typical)
+    run = _Waves(code, launch, typical, closing, fits.blocks, cold, machine).run()
+    return _conclude(code, launch, kernel, machine, fits.blocks, shared, typical, run)
+
+
+def _emulate(code: Code, launch: Launch, kernel: Kernel, l1_bytes: float) -> tuple[list[Block], list[Block]]:
+    banks = {**code.constants, 0: constant_bank(launch, kernel)}
+
+    def block(place: tuple[int, int, int], atomic: int | None) -> Block:
+        environment = Environment(place, launch.extent, (kernel.threads, 1, 1), banks, atomic)
+        return run_block(code.program, environment, int(l1_bytes))
+
+    if launch.closing is None:
+        return [block(place, None) for place in launch.sample], []
+    return [block(place, 0) for place in launch.sample], [block(launch.sample[-1], launch.closing)]
+
+
+def constant_bank(launch: Launch, kernel: Kernel) -> bytes:
+    """Return constant bank 0 as a launch fills it. Raises ValueError when arguments and parameters differ."""
+    if len(launch.args) != len(kernel.params):
+        raise ValueError(
+            f"{kernel.name} takes {len(kernel.params)} parameters ({kernel.params}), not {len(launch.args)}"
+        )
+    bank = bytearray(PARAMETERS)
+    struct.pack_into("<6I", bank, 0, kernel.threads, 1, 1, *launch.extent)
+    values: list[int | float] = []
+    for number, (letter, value) in enumerate(zip(kernel.params, launch.args, strict=True)):
+        if isinstance(value, Buffer) != (letter == "P"):
+            raise ValueError(f"{kernel.name}: parameter {number} is {letter!r}, given {value!r}")
+        values.append(number + 1 << REGION_SHIFT if isinstance(value, Buffer) else value)
+    return bytes(bank) + struct.pack(kernel.params, *values)
+
+
+def _cold(launch: Launch, blocks: Sequence[Block]) -> dict[int, float]:
+    """Return by buffer what share of the bytes that SMs read comes from DRAM: each cold byte once."""
+    shares: dict[int, float] = {}
+    for number, buffer in enumerate(launch.args):
+        if isinstance(buffer, Buffer) and buffer.cold:
+            asked = sum(block.read.get(number, 0) + block.written.get(number, 0) for block in blocks)
+            total = asked / len(blocks) * launch.blocks
+            shares[number] = min(1.0, buffer.bytes / total) if total else 0.0
+    return shares
+
+
+_MOST_WAVES = 3
+"""Rounds of resident blocks that are simulated; the rest is taken to go on as between the last two."""
+
+
+class _Waves:
+    """The busiest SM's time, with the memory that the others leave it."""
+
+    def __init__(
+        self,
+        code: Code,
+        launch: Launch,
+        typical: list[Block],
+        closing: list[Block],
+        resident: int,
+        cold: dict[int, float],
+        machine: Constants,
+    ) -> None:
+        self.code, self.launch, self.typical, self.closing = code, launch, typical, closing
+        self.resident, self.cold, self.machine = resident, cold, machine
+
+    def run(self) -> Outcome:
+        sms = int(self.machine.sms)
+        longest = -(-self.launch.blocks // sms)
+        with_longest = self.launch.blocks - sms * (longest - 1)
+        most = _MOST_WAVES * self.resident
+        if longest > most:
+            return self._extrapolate(longest, most)
+        if longest == 1 or with_longest == sms:
+            return self._simulate(longest, min(with_longest, sms) if longest == 1 else sms)
+        turn = self._simulate(longest - 1, sms).cycles
+        return self._simulate(longest, sms, turn, with_longest)
+
+    def _extrapolate(self, longest: int, most: int) -> Outcome:
+        sms = int(self.machine.sms)
+        shorter, longer = self._simulate(most - self.resident, sms), self._simulate(most, sms)
+        factor = (self.launch.blocks / sms - most) / self.resident
+        # A tail of a part of a wave among so many: the last round counts whole.
+        factor = max(factor, (longest - most) / self.resident)
+
+        def along(a: float, b: float) -> float:
+            return b + (b - a) * factor
+
+        result = Outcome(
+            cycles=along(shorter.cycles, longer.cycles),
+            issued=round(along(shorter.issued, longer.issued)),
+            dram_bytes=along(shorter.dram_bytes, longer.dram_bytes),
+            l2_bytes=along(shorter.l2_bytes, longer.l2_bytes),
+            queue_cycles=along(shorter.queue_cycles, longer.queue_cycles),
+            issue_cycles=along(shorter.issue_cycles, longer.issue_cycles),
+        )
+        result.pipe_cycles = {n: along(shorter.pipe_cycles[n], longer.pipe_cycles[n]) for n in longer.pipe_cycles}
+        result.waits = dict(longer.waits)
+        return result
+
+    def _blocks(self, count: int) -> list[Block]:
+        blocks = [self.typical[number % len(self.typical)] for number in range(count)]
+        if self.closing:
+            last = -(-count // self.launch.group)
+            blocks[count - last :] = [self.closing[0]] * last
+        return blocks
+
+    def _simulate(self, count: int, sharing: int, turn: float = math.inf, sharing_later: int = 1) -> Outcome:
+        machine = self.machine
+        port = machine.l2_port
+
+        def share(total: float, among: int) -> float:
+            return min(port, total / among)
+
+        memory = Memory(
+            dram=share(machine.dram_bytes_a_cycle, sharing),
+            l2=share(machine.l2_bytes_a_cycle, sharing),
+            cold=self.cold,
+            turn=turn,
+            dram_later=share(machine.dram_bytes_a_cycle, sharing_later),
+        )
+        return simulate(self.code.program, self._blocks(count), self.resident, memory, machine)
+
+
+def _conclude(
+    code: Code,
+    launch: Launch,
+    kernel: Kernel,
+    machine: Constants,
+    resident: int,
+    shared: int,
+    typical: Sequence[Block],
+    run: Outcome,
+) -> Prediction:
+    buffers = [each for each in launch.args if isinstance(each, Buffer)]
+    cold_bytes = sum(each.bytes for each in buffers if each.cold)
+    all_bytes = sum(each.bytes for each in buffers)
+    roofline = max(cold_bytes / machine.dram_bandwidth, all_bytes / machine.l2_bandwidth) / 1e3
+    us = machine.microseconds(run.cycles) + machine.ramp
+    sms = machine.sms
+    mean = launch.blocks / sms / max(1, -(-launch.blocks // int(sms)))
+    l2_asked = sum(sum(block.read.values()) + sum(block.written.values()) for block in typical) / len(typical)
+    used = {
+        "dram": cold_bytes / machine.dram_bytes_a_cycle / run.cycles,
+        "l2": l2_asked * launch.blocks / machine.l2_bytes_a_cycle / run.cycles,
+        "mio": run.queue_cycles / run.cycles,
+        "issue": run.issue_cycles / run.cycles,
+        **{name: cycles / run.cycles for name, cycles in run.pipe_cycles.items() if name not in ("queue", "control")},
+    }
+    total = sum(run.waits.values()) or 1.0
+    notes = []
+    if guessed := sum(block.guessed for block in typical):
+        notes.append(f"{guessed} branches or addresses hang on data and were guessed")
+    if unknown := unknown_opcodes(code.program.instructions):
+        notes.append(f"opcodes taken for integer ones: {', '.join(unknown)}")
+    return Prediction(
+        kernel=kernel.name,
+        shape=launch.shape,
+        us=us,
+        bound=_bound(used, mean, machine.ramp / us),
+        roofline_us=roofline,
+        roofline_share=roofline / us,
+        dram_bytes=cold_bytes,
+        blocks=launch.blocks,
+        resident_blocks=resident,
+        warps_a_block=-(-kernel.threads // 32),
+        registers=code.registers,
+        shared_bytes=shared,
+        waves=launch.blocks / sms / resident,
+        body_cycles=run.cycles,
+        used=used,
+        waits={name: value / total for name, value in run.waits.items() if value},
+        notes=tuple(notes),
+    )
+
+
+def _bound(used: dict[str, float], mean: float, ramp: float) -> Bound:
+    """Name what a launch waits for: a resource that is nearly full, else uneven SMs, the start, or latency."""
+    names: dict[str, Bound] = {
+        "dram": "dram",
+        "l2": "l2",
+        "mio": "mio",
+        "issue": "issue",
+        "tensor": "tensor",
+        "alu": "alu",
+        "fma": "fma",
+        "half": "half",
+        "special": "special",
+    }
+    fullest = max(names, key=lambda name: used.get(name, 0.0))
+    if ramp > 0.4:
+        return "launch"
+    if used[fullest] >= 0.75:
+        return names[fullest]
+    if mean < 0.8:
+        return "wave tail"
+    return "latency"
