@@ -7,6 +7,7 @@ parts, 32, 16 or 8 lanes at 4, 8 or 16 bytes each. Where all active lanes of eve
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -24,6 +25,14 @@ def shared_wavefronts(addresses: Longs, active: Bits, size: int) -> int:
     """Return the wavefronts of one access of `size` bytes a lane (1 to 16) to shared memory, 0 without active lanes."""
     if not active.any():
         return 0
+    # Only the place within a round of the banks, and who shares an address, matter.
+    moved = addresses - addresses[active].min() // np.uint64(LINE) * np.uint64(LINE)
+    return _shared_wavefronts(moved.tobytes(), active.tobytes(), size)
+
+
+@lru_cache(maxsize=4096)
+def _shared_wavefronts(where: bytes, lanes_active: bytes, size: int) -> int:
+    addresses, active = np.frombuffer(where, np.uint64), np.frombuffer(lanes_active, np.bool_)
     lanes = 32 // max(1, size // 4)
     if lanes < 32 and any(_paired(addresses, active, distance) for distance in (1, 2)):
         lanes *= 2

@@ -56,6 +56,7 @@ class Constants:
     bank_conflict: float
     fetch_bytes: float
     fetch: float
+    fetch_miss: float
     ramp: float
     gap: float
     block: float

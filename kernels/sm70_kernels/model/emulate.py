@@ -16,7 +16,7 @@ import numpy as np
 from sm70_kernels.errors import KernelError
 from sm70_kernels.model import addresses as cost
 from sm70_kernels.model.arithmetic import ZERO
-from sm70_kernels.model.interpret import Group, Registers, perform
+from sm70_kernels.model.interpret import Group, Registers, rule
 from sm70_kernels.model.pipes import access_bytes, operation
 
 if TYPE_CHECKING:
@@ -110,6 +110,7 @@ class _Run:
         self.at = {instruction.address: index for index, instruction in enumerate(self.code)}
         self.environment = environment
         self.operations = [operation(instruction) for instruction in self.code]
+        self.rules = [rule(instruction) for instruction in self.code]
         self.bytes = [access_bytes(instruction) for instruction in self.code]
         self.lines: OrderedDict[int, tuple[int, int]] = OrderedDict()
         self.capacity = l1_bytes // cost.SECTOR
@@ -161,7 +162,8 @@ class _Run:
                 accesses.append(self._access(warp, instruction, index, active))
                 continue
             if kind.flow is None:
-                perform(instruction, registers, active)
+                if active is None or active.any():
+                    self.rules[index](registers, active)
                 continue
             if instruction.base == "BAR":
                 accesses.append(self._barrier(registers, instruction))
@@ -245,7 +247,7 @@ class _Run:
             return NOTHING
         registers = warp.registers
         if kind.space == "queue":
-            perform(instruction, registers, lanes)
+            self.rules[index](registers, lanes)
             return Access(1)
         where = registers.address(instruction, kind.space == "global")
         if kind.space == "shared":

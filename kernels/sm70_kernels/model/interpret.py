@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import struct
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
@@ -186,32 +187,31 @@ class Registers:
             self.write_words(instruction, [value] * words, lanes)
 
 
-def perform(instruction: Instruction, registers: Registers, lanes: Bits | None) -> None:
-    """Execute an instruction that neither branches nor touches memory."""
-    if lanes is not None and not lanes.any():
-        return
-    rule = _RULES.get(instruction.base)
-    if rule is None:
-        _forget(instruction, registers, lanes)
-    else:
-        rule(instruction, registers, lanes)
+Rule: TypeAlias = "Callable[[Registers, Bits | None], None]"
 
 
-def _forget(instruction: Instruction, registers: Registers, lanes: Bits | None) -> None:
-    """Leave everything that an instruction writes unknown."""
+def rule(instruction: Instruction) -> Rule:
+    """Return what an instruction that neither branches nor touches memory does, for the lanes that execute it."""
+    if known := _RULES.get(instruction.base):
+        return partial(known, instruction)
     kind = operation(instruction)
-    if not kind.results:
-        return
-    for operand in instruction.operands:
+    words: list[int] = []
+    predicates: list[Operand] = []
+    for operand in instruction.operands if kind.results else ():
         if operand.kind == "predicate":
-            registers.set_predicate(operand, None, lanes)
-        elif operand.kind == "register" and "SETP" not in instruction.base:
-            words = 2 if kind.pipe in ("tensor", "double") else 1
-            for word in range(words):
-                registers.set_word(None if operand.index is None else operand.index + word, None, lanes)
-            break
-        else:
-            break
+            predicates.append(operand)
+            continue
+        if operand.kind == "register" and operand.index is not None and "SETP" not in instruction.base:
+            words = list(range(operand.index, operand.index + (2 if kind.pipe in ("tensor", "double") else 1)))
+        break
+    return partial(_forget, words, predicates)
+
+
+def _forget(words: list[int], predicates: list[Operand], registers: Registers, lanes: Bits | None) -> None:
+    for word in words:
+        registers.set_word(word, None, lanes)
+    for operand in predicates:
+        registers.set_predicate(operand, None, lanes)
 
 
 def _split(instruction: Instruction) -> tuple[list[Operand], Operand, list[Operand]]:

@@ -34,6 +34,9 @@ _QUEUE = PIPES.index("queue")
 _FETCH_LINE = 8
 """Instructions of a 128-byte line of code."""
 
+_READ_AHEAD = 4
+"""Lines of code that are fetched ahead of a warp (a stream buffer, Huerta et al. 2025; its depth is assumed)."""
+
 
 @dataclass(frozen=True, slots=True)
 class Memory:
@@ -220,13 +223,11 @@ class _Sm:
         """Issue the next instruction of a warp that its barriers let go, or put it off for what it still waits for."""
         index = warp.steps[warp.taken]
         what = self.table[index]
+        self.outcome.waits[why] += now - since
         later, reason = self._later(warp, what, now)
         if later > now:
-            # What held it longest so far stays the reason, except that nothing outlasts missing code.
-            reason = reason if reason == "fetch" or why in ("stall", "issue") else why
-            heapq.heappush(self.ready, (later, self._rank(warp), warp.number, warp, since, reason))
+            heapq.heappush(self.ready, (later, self._rank(warp), warp.number, warp, now, reason))
             return
-        self.outcome.waits[why] += now - since
         self._issue(warp, what, index, now)
 
     def _later(self, warp: _Warp, what: _Static, now: float) -> tuple[float, str]:
@@ -331,15 +332,16 @@ class _Sm:
             del block.arrived[access.region]
 
     def _fetch(self, warp: _Warp, line: int, now: float) -> float:
-        """Return when the code of an instruction is in the sub-core; the line after it is asked for ahead."""
+        """Return when the code of an instruction is in the sub-core; the lines after it are read ahead."""
         core, fetch = warp.core, self.machine.fetch
         held = self.held[core]
-        for wanted in (line, line + 1):
+        for wanted in range(line, line + 1 + _READ_AHEAD):
             if wanted in held:
                 held.move_to_end(wanted)
                 continue
-            self.fetch_free[core] = max(self.fetch_free[core], now) + fetch
-            held[wanted] = self.fetch_free[core]
+            start = max(self.fetch_free[core], now)
+            self.fetch_free[core] = start + fetch
+            held[wanted] = start + self.machine.fetch_miss
             if len(held) > self.code_lines:
                 held.popitem(last=False)
         return held[line]
