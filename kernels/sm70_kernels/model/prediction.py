@@ -16,7 +16,7 @@ from sm70_kernels.model.constants import Constants, Corner, constants
 from sm70_kernels.model.cubin import Code, code_of
 from sm70_kernels.model.emulate import PARAMETERS, REGION_SHIFT, Block, Environment, run_block
 from sm70_kernels.model.pipes import unknown_opcodes
-from sm70_kernels.model.simulate import Memory, Outcome, simulate
+from sm70_kernels.model.simulate import Load, Outcome, simulate
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -182,7 +182,7 @@ _MOST_WAVES = 3
 
 
 class _Waves:
-    """The busiest SM's time, with the memory that the others leave it."""
+    """The time of the busiest SM, with the others working beside it."""
 
     def __init__(
         self,
@@ -200,36 +200,37 @@ class _Waves:
     def run(self) -> Outcome:
         sms = int(self.machine.sms)
         longest = -(-self.launch.blocks // sms)
-        with_longest = self.launch.blocks - sms * (longest - 1)
         most = _MOST_WAVES * self.resident
         if longest > most:
             return self._extrapolate(longest, most)
-        if longest == 1 or with_longest == sms:
-            return self._simulate(longest, min(with_longest, sms) if longest == 1 else sms)
-        turn = self._simulate(longest - 1, sms).cycles
-        return self._simulate(longest, sms, turn, with_longest)
+        busiest = self.launch.blocks - sms * (longest - 1)
+        loads = [Load(self._blocks(longest), busiest)]
+        if longest > 1 and busiest < sms:
+            loads.append(Load(self._blocks(longest - 1), sms - busiest))
+        return self._simulate(loads)
 
     def _extrapolate(self, longest: int, most: int) -> Outcome:
         sms = int(self.machine.sms)
-        shorter, longer = self._simulate(most - self.resident, sms), self._simulate(most, sms)
-        factor = (self.launch.blocks / sms - most) / self.resident
+        shorter = self._simulate([Load(self._blocks(most - self.resident), sms)])
+        longer = self._simulate([Load(self._blocks(most), sms)])
         # A tail of a part of a wave among so many: the last round counts whole.
-        factor = max(factor, (longest - most) / self.resident)
+        factor = (longest - most) / self.resident
 
         def along(a: float, b: float) -> float:
             return b + (b - a) * factor
 
-        result = Outcome(
+        return Outcome(
             cycles=along(shorter.cycles, longer.cycles),
             issued=round(along(shorter.issued, longer.issued)),
             dram_bytes=along(shorter.dram_bytes, longer.dram_bytes),
             l2_bytes=along(shorter.l2_bytes, longer.l2_bytes),
             queue_cycles=along(shorter.queue_cycles, longer.queue_cycles),
             issue_cycles=along(shorter.issue_cycles, longer.issue_cycles),
+            pipe_cycles={
+                name: along(shorter.pipe_cycles[name], longer.pipe_cycles[name]) for name in longer.pipe_cycles
+            },
+            waits=longer.waits,
         )
-        result.pipe_cycles = {n: along(shorter.pipe_cycles[n], longer.pipe_cycles[n]) for n in longer.pipe_cycles}
-        result.waits = dict(longer.waits)
-        return result
 
     def _blocks(self, count: int) -> list[Block]:
         blocks = [self.typical[number % len(self.typical)] for number in range(count)]
@@ -238,21 +239,8 @@ class _Waves:
             blocks[count - last :] = [self.closing[0]] * last
         return blocks
 
-    def _simulate(self, count: int, sharing: int, turn: float = math.inf, sharing_later: int = 1) -> Outcome:
-        machine = self.machine
-        port = machine.l2_port
-
-        def share(total: float, among: int) -> float:
-            return min(port, total / among)
-
-        memory = Memory(
-            dram=share(machine.dram_bytes_a_cycle, sharing),
-            l2=share(machine.l2_bytes_a_cycle, sharing),
-            cold=self.cold,
-            turn=turn,
-            dram_later=share(machine.dram_bytes_a_cycle, sharing_later),
-        )
-        return simulate(self.code.program, self._blocks(count), self.resident, memory, machine)
+    def _simulate(self, loads: list[Load]) -> Outcome:
+        return simulate(self.code.program, loads, self.resident, self.cold, self.machine)[0]
 
 
 def _conclude(

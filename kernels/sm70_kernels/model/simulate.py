@@ -3,8 +3,8 @@
 Each sub-core issues at most one instruction a cycle. A warp may issue when its stall count has run out, the barriers
 it waits for are free, and the pipe takes another instruction. Among warps that may, the one that issued last goes on
 until it yields or stalls, then the youngest (compiler-guided greedy, then youngest: Huerta et al. 2025 found it on
-later chips; for Volta it is an assumption). Memory is a queue: each access waits for its share of the bandwidth, and
-for a latency that grows from the idle to the loaded figure as the share fills.
+later chips; for Volta it is an assumption). SMs with different numbers of blocks are simulated side by side, since they
+share L2 and DRAM.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from __future__ import annotations
 import heapq
 from collections import OrderedDict
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
+from sm70_kernels.model.memory import Memory
 from sm70_kernels.model.pipes import PIPES, operation
 
 if TYPE_CHECKING:
@@ -26,10 +27,10 @@ if TYPE_CHECKING:
 WAITS = ("dram", "l2", "l1", "shared", "tensor", "special", "barrier", "pipe", "issue", "stall", "fetch")
 """What a warp can wait for before an instruction; `stall` is the count that the compiler set."""
 
-_WINDOW = 2000.0
-"""Cycles over which the load of memory is felt."""
-
 _QUEUE = PIPES.index("queue")
+
+_MOST_LOADS = 8
+"""How many SMs are simulated side by side at most."""
 
 _FETCH_LINE = 8
 """Instructions of a 128-byte line of code."""
@@ -39,22 +40,16 @@ _READ_AHEAD = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
-    """What an SM gets of the memory: bytes a cycle of DRAM before and from `turn` on, and of L2.
+class Load:
+    """The blocks that an SM gets, in order, and how many SMs of the card get as much."""
 
-    `cold` has, by buffer, the share of its bytes that come from DRAM and not from L2.
-    """
-
-    dram: float
-    l2: float
-    cold: Mapping[int, float]
-    turn: float = float("inf")
-    dram_later: float = 0.0
+    blocks: Sequence[Block]
+    sms: int
 
 
 @dataclass(slots=True)
 class Outcome:
-    """What happened on the SM: cycles until its last warp ended, and what was busy or waited for how long."""
+    """What happened on an SM: cycles until its last warp ended, and what was busy or waited for how long."""
 
     cycles: float = 0.0
     issued: int = 0
@@ -130,26 +125,19 @@ def bank_conflict(instruction: Instruction) -> bool:
 
 class _Warp:
     __slots__ = (
-        "accesses",
-        "block",
-        "core",
-        "drain",
-        "free",
-        "line",
-        "number",
-        "place",
-        "seen",
-        "steps",
-        "taken",
-        "why",
+        *("accesses", "block", "core", "drain", "free", "line", "number", "order", "place", "seen", "sm", "steps"),
+        *("taken", "why"),
     )
 
-    def __init__(self, number: int, core: int, block: _Resident, index: int) -> None:
+    def __init__(self, sm: _Sm, number: int, block: _Resident, index: int) -> None:
         trace = block.traces.warps[index]
         self.steps = trace.steps
         self.accesses = trace.accesses
         self.number = number
-        self.core = core
+        # Of a heap's equals the lower comes first, so no two may be equal.
+        self.order = number * _MOST_LOADS + sm.number
+        self.sm = sm
+        self.core = number % sm.cores
         self.block = block
         self.place = index
         self.taken = 0
@@ -168,65 +156,80 @@ class _Resident:
     def __init__(self, traces: Block) -> None:
         self.traces = traces
         self.left = len(traces.warps)
-        self.arrived: dict[int, list[_Warp]] = {}
+        self.arrived: dict[int, list[tuple[_Warp, int]]] = {}
         self.fills: dict[tuple[int, int], float] = {}
 
 
-def simulate(program: Program, blocks: Sequence[Block], resident: int, memory: Memory, machine: Constants) -> Outcome:
-    """Return what an SM does with `blocks`, `resident` of them at once, the next one when one ends."""
-    return _Sm(program, memory, machine).run(blocks, resident)
+_Turn: TypeAlias = "tuple[float, float, int, _Warp, float, str]"
+"""A warp in line: when it may issue, its rank among those of that time, its number, since when it waits, for what."""
+
+
+def simulate(
+    program: Program, loads: Sequence[Load], resident: int, cold: Mapping[int, float], machine: Constants
+) -> list[Outcome]:
+    """Return what an SM of each load does, with `resident` of its blocks at once and the next one when one ends.
+
+    `cold` has, by buffer, the share of the bytes asked for that come from DRAM.
+    """
+    memory = Memory(cold, machine)
+    table = [_static(index, each, machine) for index, each in enumerate(program.instructions)]
+    ready: list[_Turn] = []
+    sms = [_Sm(number, load, table, ready, memory, machine) for number, load in enumerate(loads)]
+    for sm in sms:
+        for _ in range(min(resident, len(sm.coming))):
+            sm.start(0.0)
+    while ready:
+        now, _, _, warp, since, why = heapq.heappop(ready)
+        warp.sm.turn(warp, now, since, why)
+    drained = max(memory.dram_free, memory.l2_free)
+    return [sm.finish(drained) for sm in sms]
 
 
 class _Sm:
-    def __init__(self, program: Program, memory: Memory, machine: Constants) -> None:
-        self.table = [_static(index, each, machine) for index, each in enumerate(program.instructions)]
-        self.machine = machine
+    def __init__(
+        self, number: int, load: Load, table: list[_Static], ready: list[_Turn], memory: Memory, machine: Constants
+    ) -> None:
+        self.number = number
+        self.alike = load.sms
+        self.coming = list(load.blocks)
+        self.table = table
+        self.ready = ready
         self.memory = memory
+        self.machine = machine
         self.cores = int(machine.sub_cores)
         self.outcome = Outcome(pipe_cycles=dict.fromkeys(PIPES, 0.0), waits=dict.fromkeys(WAITS, 0.0))
         self.queue_free = 0.0
-        self.dram_free = 0.0
-        self.l2_free = 0.0
-        self.felt = 0.0
-        self.felt_at = 0.0
-        self.owed: dict[int, float] = {}
-        self.loaded = machine.dram_loaded * machine.clock - machine.dram
+        self.port_free = 0.0
         lines = int(machine.fetch_bytes) // (16 * _FETCH_LINE)
         self.code_lines = lines if len(self.table) > lines * _FETCH_LINE else 0
         self.fetch_free = [0.0] * self.cores
         self.held: list[OrderedDict[int, float]] = [OrderedDict() for _ in range(self.cores)]
-        self.coming: list[Block] = []
         self.core_free = [0.0] * self.cores
         self.pipe_free = [[0.0] * len(PIPES) for _ in range(self.cores)]
         self.pipe_busy = [[0.0] * len(PIPES) for _ in range(self.cores)]
         self.issued = [0] * self.cores
         self.greedy: list[_Warp | None] = [None] * self.cores
         self.cycles = 0.0
-        self.ready: list[tuple[float, float, int, _Warp, float, str]] = []
         self.warps = 0
 
-    def run(self, blocks: Sequence[Block], resident: int) -> Outcome:
-        self.coming = list(blocks)
-        for _ in range(min(resident, len(self.coming))):
-            self._start(self.coming.pop(0), 0.0)
-        while self.ready:
-            self._turn(*heapq.heappop(self.ready))
+    def finish(self, drained: float) -> Outcome:
+        """Return the outcome, once nothing runs any more; stores are done when memory is, at `drained`."""
         outcome = self.outcome
-        outcome.cycles = max(self.cycles, self.dram_free, self.l2_free, self.queue_free)
+        outcome.cycles = max(self.cycles, drained, self.queue_free)
         outcome.issued = sum(self.issued)
         outcome.issue_cycles = float(max(self.issued))
         for place, name in enumerate(PIPES):
             outcome.pipe_cycles[name] = max(busy[place] for busy in self.pipe_busy)
         return outcome
 
-    def _turn(self, now: float, _rank: float, _number: int, warp: _Warp, since: float, why: str) -> None:
+    def turn(self, warp: _Warp, now: float, since: float, why: str) -> None:
         """Issue the next instruction of a warp that its barriers let go, or put it off for what it still waits for."""
         index = warp.steps[warp.taken]
         what = self.table[index]
         self.outcome.waits[why] += now - since
         later, reason = self._later(warp, what, now)
         if later > now:
-            heapq.heappush(self.ready, (later, self._rank(warp), warp.number, warp, now, reason))
+            heapq.heappush(self.ready, (later, self._rank(warp), warp.order, warp, now, reason))
             return
         self._issue(warp, what, index, now)
 
@@ -269,9 +272,12 @@ class _Sm:
         if warp.taken < len(warp.steps):
             self._schedule(warp, after)
             return
-        warp.block.left -= 1
-        if not warp.block.left and self.coming:
-            self._start(self.coming.pop(0), now + self.machine.block)
+        block = warp.block
+        block.left -= 1
+        if not block.left and self.coming:
+            self.start(now + self.machine.block)
+        for number in list(block.arrived):
+            self._let_go(block, number, now)
 
     def _tensor(self, warp: _Warp, what: _Static, now: float) -> None:
         # The accumulators of the next HMMA are forwarded; any other reader waits until the pipe has drained.
@@ -284,15 +290,12 @@ class _Sm:
     def _rank(self, warp: _Warp) -> float:
         return -1e9 if warp is self.greedy[warp.core] else float(-warp.number)
 
-    def _start(self, traces: Block, when: float) -> None:
-        block = _Resident(traces)
-        for index in range(len(traces.warps)):
-            warp = _Warp(self.warps, self.warps % self.cores, block, index)
+    def start(self, when: float) -> None:
+        """Start the SM's next block."""
+        block = _Resident(self.coming.pop(0))
+        for index in range(len(block.traces.warps)):
+            self._schedule(_Warp(self, self.warps, block, index), when)
             self.warps += 1
-            if warp.steps:
-                self._schedule(warp, when)
-            else:
-                block.left -= 1
 
     def _schedule(self, warp: _Warp, after: float) -> None:
         """Put a warp in line for its next instruction, at the time its barriers allow."""
@@ -304,7 +307,7 @@ class _Sm:
                 free = warp.drain[barrier]
             if free > now:
                 now, why = free, warp.why[barrier]
-        heapq.heappush(self.ready, (now, self._rank(warp), warp.number, warp, after, why))
+        heapq.heappush(self.ready, (now, self._rank(warp), warp.order, warp, after, why))
 
     def _set(self, warp: _Warp, barrier: int, when: float, why: str) -> None:
         if when > warp.free[barrier]:
@@ -322,14 +325,19 @@ class _Sm:
         access = warp.accesses[warp.seen]
         warp.seen += 1
         block = warp.block
-        held = block.arrived.setdefault(access.region, [])
-        held.append(warp)
-        if len(held) >= min(access.wavefronts or block.left, block.left):
-            when = now + self.machine.barrier
-            for each in held:
-                self.outcome.waits["barrier"] += when - now
-                self._schedule(each, when)
-            del block.arrived[access.region]
+        block.arrived.setdefault(access.region, []).append((warp, access.wavefronts))
+        self._let_go(block, access.region, now)
+
+    def _let_go(self, block: _Resident, number: int, now: float) -> None:
+        """Release a barrier when all that it is for have come, or ended."""
+        held = block.arrived[number]
+        wanted = held[0][1] or block.left
+        if len(held) < min(wanted, block.left):
+            return
+        del block.arrived[number]
+        for warp, _ in held:
+            self.outcome.waits["barrier"] += self.machine.barrier
+            self._schedule(warp, now + self.machine.barrier)
 
     def _fetch(self, warp: _Warp, line: int, now: float) -> float:
         """Return when the code of an instruction is in the sub-core; the lines after it are read ahead."""
@@ -364,34 +372,15 @@ class _Sm:
         if access.filler is not None:
             done = max(done, warp.block.fills.get(access.filler, served + machine.l2))
         if access.missed:
-            done, why = self._beyond(access.missed, access.region, served, done)
+            # The SM's own port comes first, then what all SMs share.
+            begin = max(self.port_free, served)
+            self.port_free = begin + access.missed / machine.l2_port
+            there, from_dram = self.memory.access(access.missed, access.region, self.alike, self.number, begin)
+            done, why = max(done, there), "dram" if from_dram else "l2"
+            self.outcome.l2_bytes += access.missed
+            self.outcome.dram_bytes += access.missed * from_dram
             if kind == "load":
                 warp.block.fills[warp.place, warp.seen - 1] = done
         if kind == "atomic":
             done, why = served + machine.atomic, "l2"
         self._release(warp, what, done, read, why)
-
-    def _beyond(self, count: int, region: int, served: float, done: float) -> tuple[float, str]:
-        """Take an access through L2, and its cold share through DRAM; return when its data is there."""
-        memory, machine = self.memory, self.machine
-        owed = self.owed.get(region, 0.0) + memory.cold.get(region, 0.0) * count
-        from_dram = owed >= count / 2
-        self.owed[region] = owed - count if from_dram else owed
-        self.outcome.l2_bytes += count
-        self.l2_free = max(self.l2_free, served) + count / memory.l2
-        done = max(done, self.l2_free - count / memory.l2 + machine.l2)
-        if not from_dram:
-            return done, "l2"
-        self.outcome.dram_bytes += count
-        rate = memory.dram if served < memory.turn else memory.dram_later
-        # How much of the share was used lately decides between the idle and the loaded latency.
-        gone = served - self.felt_at
-        if gone > 0:
-            self.felt *= max(0.0, 1.0 - gone / _WINDOW)
-            self.felt_at = served
-        self.felt += count
-        load = min(1.0, self.felt / (rate * _WINDOW))
-        latency = machine.dram + max(0.0, self.loaded) * load * load
-        begin = max(self.dram_free, served)
-        self.dram_free = begin + count / rate
-        return max(done, begin + latency), "dram"
