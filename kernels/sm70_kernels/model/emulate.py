@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from sm70_kernels.errors import KernelError
-from sm70_kernels.model import addresses as cost
+from sm70_kernels.model import addresses
 from sm70_kernels.model.arithmetic import ZERO
-from sm70_kernels.model.interpret import Group, Registers, rule
+from sm70_kernels.model.interpret import rule
 from sm70_kernels.model.pipes import access_bytes, operation
+from sm70_kernels.model.registers import Group, Registers
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -113,7 +114,7 @@ class _Run:
         self.rules = [rule(instruction) for instruction in self.code]
         self.bytes = [access_bytes(instruction) for instruction in self.code]
         self.lines: OrderedDict[int, tuple[int, int]] = OrderedDict()
-        self.capacity = l1_bytes // cost.SECTOR
+        self.capacity = l1_bytes // addresses.SECTOR
         self.shared: dict[int, int] = {}
         self.read: dict[int, int] = {}
         self.written: dict[int, int] = {}
@@ -260,7 +261,7 @@ class _Run:
             count = size * int(lanes.sum())
             return Access(max(1, count // 128), missed=0 if kind.space == "shared" else count)
         if kind.space == "shared":
-            return Access(cost.shared_wavefronts(where, lanes, size))
+            return Access(addresses.shared_wavefronts(where, lanes, size))
         return self._global(warp, instruction, where, lanes, size)
 
     def _answer(self, lanes: Bits) -> Words | None:
@@ -269,11 +270,11 @@ class _Run:
         return np.where(lanes, self.environment.atomic, 0).astype(np.uint32)
 
     def _global(self, warp: _Warp, instruction: Instruction, where: Longs, lanes: Bits, size: int) -> Access:
-        touched = cost.sectors(where, lanes)
-        region = (touched[0] * cost.SECTOR >> REGION_SHIFT) - 1
-        wavefronts = cost.line_wavefronts(where, lanes, size)
+        touched = addresses.sectors(where, lanes)
+        region = (touched[0] * addresses.SECTOR >> REGION_SHIFT) - 1
+        wavefronts = addresses.line_wavefronts(where, lanes, size)
         if instruction.base not in ("LDG", "LD"):
-            moved = len(touched) * cost.SECTOR
+            moved = len(touched) * addresses.SECTOR
             self.written[region] = self.written.get(region, 0) + moved
             return Access(wavefronts, missed=moved, region=region)
         missed, filler = 0, None
@@ -282,7 +283,7 @@ class _Run:
                 filler = self.lines[sector]
                 self.lines.move_to_end(sector)
                 continue
-            missed += cost.SECTOR
+            missed += addresses.SECTOR
             if "STRONG" not in instruction.modifiers:
                 self.lines[sector] = (warp.number, len(warp.trace.accesses))
                 if len(self.lines) > self.capacity:
