@@ -44,7 +44,8 @@ class Address:
 
     def curl(self) -> str:
         """A command that asks the model something, to be pasted into a shell."""
-        body = {"model": self.model, "messages": [{"role": "user", "content": "What is the capital of France?"}]}
+        question = {"role": "user", "content": "What is the capital of France?"}
+        body = {"model": self.model, "messages": [question], "max_tokens": 256, "temperature": 0}
         words = ["curl", *(["--insecure"] if self.tls else []), f"{self.url}/v1/chat/completions"]
         headers = ["-H 'Content-Type: application/json'"]
         if self.key:

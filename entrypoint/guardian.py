@@ -62,7 +62,10 @@ class Guardian:
         self.phase.enter("dead", ending.reason)
         self.say(ending.reason)
         reason = self._redactor.text(ending.reason)
+        # Where the ender has written already, the guardian ends only because the whole does.
         with suppress(OSError):
+            if rundir.read(self.run_dir, rundir.EXIT) is not None:
+                return ending.status
             record = {"status": ending.status, "reason": reason, "program": "engine", "at": rundir.clock()}
             rundir.write(self.run_dir, rundir.EXIT, record)
         return ending.status

@@ -107,6 +107,7 @@ class Session:
                 self._supervisord.terminate()
 
     def _limit(self) -> None:
+        self._stream.hurry()
         self._deadline = min(self._deadline, time.monotonic() + self._stop_seconds + SLACK_SECONDS)
 
     def _wait(self) -> int | None:

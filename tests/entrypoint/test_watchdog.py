@@ -21,8 +21,7 @@ def test_standing_still_tells_for_how_long_and_what_came_last() -> None:
     dog.line(130.0, "a", "Loading shards 1/9")
     assert dog.verdict(190.0, "loading") is None
     assert dog.verdict(191.0, "loading") == (
-        "phase loading stands still: no progress for 61 s (the profile allows 60 s); "
-        'the last was "Loading shards 1/9"'
+        'phase loading stands still: no progress for 61 s (the profile allows 60 s); the last was "Loading shards 1/9"'
     )
 
 

@@ -5,7 +5,7 @@ crash      dies with an exception while loading     exit2      refuses its optio
 unproven   its core leaves no proof                 stubborn   ignores SIGTERM
 stall      becomes ready, then takes no step        slow       loads for three seconds with a bar
 mute       lists its model and gives no token       noisy      prints the key, escapes and a long line
-flaky      crashes at the first start only
+flaky      crashes at the first start only          chatty     prints without end once it is ready
 """
 
 from __future__ import annotations
@@ -119,6 +119,13 @@ def load() -> None:
     log("init engine (profile, create kv cache, warmup model) took 0.10 seconds")
 
 
+def chat() -> None:
+    time.sleep(2)
+    while True:
+        log("chatter " * 1000)
+        time.sleep(0.001)
+
+
 def main() -> None:
     faulthandler.register(signal.SIGUSR2, file=2, all_threads=True)
     if sys.argv[4:] == ["core"]:
@@ -139,6 +146,8 @@ def main() -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN if MODE == "stubborn" else stop)
     load()
     threading.Thread(target=beat, daemon=True).start()
+    if MODE == "chatty":
+        threading.Thread(target=chat, daemon=True).start()
     server = ThreadingHTTPServer(("127.0.0.1", PORT), Handler)
     server.daemon_threads = True
     server.serve_forever()

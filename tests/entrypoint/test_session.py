@@ -1,0 +1,258 @@
+"""supervisord, guardian and sidecar together, over an engine that imitates vLLM's."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psutil
+import pytest
+
+from appliance.health import judge, rundir
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+DATA = Path(__file__).parent / "data"
+KEY = "a-very-secret-key"
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class Run:
+    """One session, its log in a file."""
+
+    def __init__(self, folder: Path, mode: str, output: int | None = None, **changes: Any) -> None:
+        self.run_dir = folder / "run"
+        self.run_dir.mkdir()
+        self.port, self.sidecar_port = free_port(), free_port()
+        settings: dict[str, Any] = {
+            "host": "127.0.0.1",
+            "port": self.port,
+            "sidecar_host": "127.0.0.1",
+            "sidecar_port": self.sidecar_port,
+            "run_dir": str(self.run_dir),
+            "log_format": "plain",
+            "on_engine_exit": "end",
+            "max_restarts": 1,
+            "api_key": "set",
+            "api_key_file": None,
+        }
+        record = {
+            "command": [sys.executable, str(DATA / "fake_engine.py"), mode, str(self.port), "small"],
+            "settings": settings | changes,
+            "health": {"start": 20, "progress": 15, "stall_grace": 30, "drain": 4},
+        }
+        (folder / "plan.json").write_text(json.dumps(record))
+        self.output = (folder / "output").open("w+b")
+        self.process = subprocess.Popen(
+            [sys.executable, str(DATA / "serve_fake.py"), str(folder / "plan.json")],
+            env={**os.environ, "APPLIANCE_API_KEY": KEY, "VLLM_API_KEY": KEY},
+            stdin=subprocess.DEVNULL,
+            stdout=self.output if output is None else output,
+            stderr=self.output,
+            start_new_session=True,
+        )
+
+    @property
+    def log(self) -> str:
+        return Path(self.output.name).read_text(errors="replace")
+
+    @property
+    def phase(self) -> dict[str, Any]:
+        return rundir.read(self.run_dir, rundir.PHASE) or {}
+
+    def wait(self, reached: Callable[[], Any], seconds: float = 30.0) -> None:
+        end = time.monotonic() + seconds
+        while not reached():
+            assert time.monotonic() < end, f"{self.phase}\n{self.log[-4000:]}"
+            time.sleep(0.05)
+
+    def ready(self) -> None:
+        self.wait(lambda: "try it: " in self.log)
+
+    def finish(self) -> int:
+        return self.process.wait(timeout=40)
+
+    def tree(self) -> list[psutil.Process]:
+        return psutil.Process(self.process.pid).children(recursive=True)
+
+    def program(self, part: str) -> psutil.Process:
+        return next(one for one in self.tree() if any(part in word for word in one.cmdline()))
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., Run]]:
+    runs: list[Run] = []
+
+    def one(mode: str, **changes: Any) -> Run:
+        runs.append(Run(tmp_path, mode, **changes))
+        return runs[-1]
+
+    yield one
+    for run in runs:
+        left = run.tree() if run.process.poll() is None else []
+        for process in [run.process, *left]:
+            process.kill()
+        run.process.wait()
+        run.output.close()
+
+
+def all_gone(tree: list[psutil.Process]) -> bool:
+    psutil.wait_procs(tree, timeout=10)
+    return not any(one.is_running() and one.status() != psutil.STATUS_ZOMBIE for one in tree)
+
+
+def test_it_serves_tells_how_to_use_it_and_ends_on_sigterm_with_nothing_left(start: Callable[..., Run]) -> None:
+    run = start("normal")
+    run.ready()
+    assert '-H "Authorization: Bearer $APPLIANCE_API_KEY"' in run.log
+    run.wait(lambda: f"listening on http://127.0.0.1:{run.sidecar_port}" in run.log)
+    with urllib.request.urlopen(f"http://127.0.0.1:{run.sidecar_port}/health/ready", timeout=5) as answer:
+        assert answer.status == 200
+    for program in ("engine     | ", "guardian   | ", "sidecar    | ", "appliance  | "):
+        assert program in run.log
+    tree = run.tree()
+    assert len(tree) >= 6
+    run.process.terminate()
+    assert run.finish() == 0
+    assert run.log.rstrip().endswith("appliance  | ended: stopped as asked")
+    assert run.phase["phase"] == "dead"
+    assert all_gone(tree)
+
+
+def test_the_log_is_json_lines_without_secrets_whatever_the_engine_prints(start: Callable[..., Run]) -> None:
+    run = start("noisy", log_format="json")
+    run.ready()
+    run.process.terminate()
+    assert run.finish() == 0
+    records = [json.loads(line) for line in run.log.splitlines()]
+    assert {record["program"] for record in records} >= {"appliance", "engine", "guardian", "sidecar"}
+    assert all(set(record) == {"time", "program", "level", "message"} for record in records)
+    assert any(record["message"] == "key=[hidden] red" for record in records)
+    assert sum(len(record["message"]) for record in records if set(record["message"]) == {"x"}) == 300_000
+    assert KEY not in run.log
+    assert all(KEY.encode() not in file.read_bytes() for file in run.run_dir.rglob("*") if file.is_file())
+
+
+def test_the_end_of_the_engine_ends_the_whole_with_its_reason(start: Callable[..., Run]) -> None:
+    run = start("crash")
+    assert run.finish() == 1
+    assert "ended: the engine ended by itself with exit status 1 in phase " in run.log
+    assert "ValueError: the weights are sour" in run.log.splitlines()[-1]
+
+
+def test_wrong_options_end_the_whole_with_status_two(start: Callable[..., Run]) -> None:
+    run = start("exit2")
+    assert run.finish() == 2
+    assert "ended: the engine refused its options (exit status 2): serve.py: error: argument" in run.log
+
+
+def test_a_killed_guardian_ends_the_whole_and_its_engine(start: Callable[..., Run]) -> None:
+    run = start("normal", on_engine_exit="restart")
+    run.ready()
+    tree = run.tree()
+    run.program("entrypoint.guardian").kill()
+    assert run.finish() == 1
+    assert "ended: the guardian of the engine ended without saying why" in run.log
+    assert not judge.report(run.run_dir).live_ok
+    assert all_gone(tree)
+
+
+def test_a_killed_sidecar_is_started_again_and_the_engine_stays(start: Callable[..., Run]) -> None:
+    run = start("normal")
+    run.ready()
+    engine = run.phase["pid"]
+    run.wait(lambda: "listening on" in run.log)
+    old = run.program("appliance.cli")
+    old.kill()
+    run.wait(lambda: run.log.count("listening on") == 2)
+    assert run.program("appliance.cli").pid != old.pid
+    assert run.phase["pid"] == engine
+
+
+def test_a_sidecar_that_cannot_be_kept_up_ends_the_whole(start: Callable[..., Run]) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        run = start("normal", sidecar_port=taken.getsockname()[1])
+        assert run.finish() == 1
+    assert "is in use by another program" in run.log
+    assert "ended: the program sidecar could not be kept running; its last lines in the log say why" in run.log
+
+
+def test_a_killed_supervisord_ends_the_whole_and_every_process(start: Callable[..., Run]) -> None:
+    run = start("normal")
+    run.ready()
+    tree = run.tree()
+    run.program("supervisor.supervisord").kill()
+    assert run.finish() == 1
+    assert "ended: supervisord ended with signal 9 SIGKILL" in run.log
+    assert not judge.report(run.run_dir).live_ok
+    assert all_gone(tree)
+
+
+def test_a_killed_entrypoint_leaves_no_process_behind(start: Callable[..., Run]) -> None:
+    run = start("normal")
+    run.ready()
+    tree = run.tree()
+    run.process.kill()
+    run.process.wait()
+    assert all_gone(tree)
+
+
+def test_the_first_ctrl_c_drains_and_the_second_kills(start: Callable[..., Run]) -> None:
+    run = start("stubborn")
+    run.ready()
+    tree = run.tree()
+    run.process.send_signal(signal.SIGINT)
+    run.wait(lambda: run.phase["phase"] == "draining")
+    assert run.process.poll() is None
+    run.process.send_signal(signal.SIGINT)
+    assert run.finish() == 130
+    assert "ended: killed as asked, without waiting for running requests" in run.log
+    assert all_gone(tree)
+
+
+def test_sigterm_before_anything_runs_ends_it_cleanly(start: Callable[..., Run]) -> None:
+    run = start("hang")
+    run.wait((run.run_dir / "supervisord.conf").exists)
+    run.process.terminate()
+    assert run.finish() == 0
+    assert run.phase["phase"] == "dead"
+
+
+def test_a_reader_of_the_log_who_stands_still_does_not_keep_it_from_ending(start: Callable[..., Run]) -> None:
+    reader, writer = os.pipe()
+    run = start("chatty", output=writer)
+    os.close(writer)
+    run.wait(lambda: run.phase.get("phase") == "ready")
+    # The engine prints without end and nobody reads: the pipes fill, and the engine waits in a write.
+    time.sleep(2)
+    tree = run.tree()
+    run.process.terminate()
+    assert run.finish() == 0
+    os.close(reader)
+    assert all_gone(tree)
+
+
+def test_a_log_whose_reader_went_away_does_not_end_the_serving(start: Callable[..., Run]) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    run = start("normal", output=writer)
+    os.close(writer)
+    run.wait(lambda: run.phase.get("phase") == "ready")
+    run.process.terminate()
+    assert run.finish() == 0
