@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import appliance
-from appliance.engine import stacks
 from appliance.engine.acceleration import state_of_routes
 from appliance.health import rundir
 
@@ -38,7 +37,6 @@ def register() -> None:
     proof: dict[str, Any] = {"pid": os.getpid(), "role": role, "at": rundir.clock()}
     try:
         proof |= versions()
-        stacks.dump_on_signal()
         if role == "api":
             _publish_routes(run_dir)
     except Exception as error:

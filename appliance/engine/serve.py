@@ -1,20 +1,24 @@
 """`python -m appliance.engine.serve ARGUMENTS`: vLLM's OpenAI server, as `vllm.entrypoints.openai.api_server` runs it.
 
 Not the command `vllm`: it looks for the metadata of a distribution named vllm, which the build for CPUs lacks.
-Processes that vLLM spawns import this module again, so that nothing here may act, or import vllm, on import.
+Processes that vLLM spawns import this module again, under another name: it must not import vllm, nor serve.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import signal
 import sys
 import traceback
+from typing import NoReturn
 
 from appliance import paths
 from appliance.engine import stacks
 
 PROGRAM = "appliance.engine.serve"
+
+TERMINATED = 128 + signal.SIGTERM
 
 CONFIGURING = frozenset(
     {
@@ -32,7 +36,10 @@ CONFIGURING = frozenset(
 
 
 def main() -> int:
-    """Serve until the end. Returns 2, after one line, for a configuration that vLLM refuses."""
+    """Serve until the end. Returns 2, after one line, for a configuration that vLLM refuses.
+
+    Exits with 143 when SIGTERM comes before it serves, and with 0 when it comes later.
+    """
     stacks.dump_on_signal()
     os.environ.setdefault("APPLIANCE_RUN_DIR", str(paths.run_dir()))
     try:
@@ -43,24 +50,34 @@ def main() -> int:
         # In the form of argparse, which reports the other mistakes.
         print(f"{PROGRAM}: error: {one_line(error)}", file=sys.stderr)
         return 2
-    except KeyboardInterrupt:
-        # How vLLM turns SIGTERM into an end while it starts.
-        return 143
     return 0
 
 
 def _serve() -> None:
     import uvloop
-    from vllm.entrypoints.openai.api_server import run_server
+    from vllm.entrypoints.openai.api_server import run_server_worker, setup_server
     from vllm.entrypoints.openai.cli_args import make_arg_parser, validate_parsed_serve_args
     from vllm.entrypoints.utils import cli_env_setup
     from vllm.utils.argparse_utils import FlexibleArgumentParser
+    from vllm.utils.system_utils import decorate_logs
+
+    async def run_server() -> None:
+        decorate_logs("APIServer")
+        listen_address, sock = setup_server(arguments)
+        # vLLM's own handler raises KeyboardInterrupt, which zmq_socket_ctx swallows: the start then goes on waiting for
+        # an engine core that waits for it. Once it serves, vLLM replaces this handler by a graceful one.
+        signal.signal(signal.SIGTERM, _terminated)
+        await run_server_worker(listen_address, sock, arguments)
 
     cli_env_setup()
     parser = make_arg_parser(FlexibleArgumentParser(prog=PROGRAM, description=__doc__))
     arguments = parser.parse_args()
     validate_parsed_serve_args(arguments)
-    uvloop.run(run_server(arguments))
+    uvloop.run(run_server())
+
+
+def _terminated(*_: object) -> NoReturn:
+    sys.exit(TERMINATED)
 
 
 def refuses_configuration(error: BaseException) -> bool:
@@ -90,5 +107,8 @@ def _complaint(item: dict[str, object]) -> str:
     return f"{field}: {text}{shown}" if field else text
 
 
-if __name__ == "__main__":
+if __name__ == "__mp_main__":
+    # A spawned process can hang long before it loads the plugin.
+    stacks.dump_on_signal()
+elif __name__ == "__main__":
     sys.exit(main())

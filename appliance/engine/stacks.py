@@ -6,8 +6,8 @@ import faulthandler
 import signal
 
 SIGNAL = signal.SIGUSR2
-"""Free in vLLM 0.19.1, which handles SIGINT and SIGTERM only. Its default action ends a process: send it only to the
-engine's main process and to those that left a proof in plugins/."""
+"""Free in vLLM 0.19.1, which handles SIGINT and SIGTERM only. Its default action ends a process: send it only to one
+that catches it."""
 
 
 def dump_on_signal() -> None:

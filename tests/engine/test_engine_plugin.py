@@ -13,6 +13,7 @@ import time
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
+import psutil
 import pytest
 from engine_harness import GRACE_S, Engine, body, environment, until
 
@@ -346,6 +347,21 @@ def test_without_our_plugins_nothing_is_proven(smollm2: Path, tmp_path: Path) ->
         assert (report.phase, report.live_ok, report.ready_ok) == ("degraded", True, False)
         assert report.reason == "nothing proves the appliance's plugin loaded in: api, core"
         assert engine.heartbeat()["steps_record"] == "off: the stat logger is not loaded"
+    finally:
+        engine.stop()
+
+
+def test_sigterm_ends_a_start_at_once(smollm2: Path, tmp_path: Path) -> None:
+    """vLLM alone loses a SIGTERM that comes while it waits for its engine core, and waits on for ten minutes."""
+    engine = Engine(smollm2, tmp_path)
+    try:
+        until(lambda: proof.records(engine.run_dir), 200)
+        until(lambda: len(engine.tree()) > 2, 60)
+        tree = engine.tree()
+        engine.process.terminate()
+        assert engine.process.wait(timeout=60) == 143
+        assert psutil.wait_procs(tree, timeout=20)[1] == []
+        assert "Traceback" not in engine.log.read_text()
     finally:
         engine.stop()
 

@@ -13,7 +13,7 @@ import pytest
 
 import appliance
 from appliance.acceleration.routes import ROUTES
-from appliance.engine import plugin, stacks
+from appliance.engine import plugin
 from appliance.engine.acceleration import state_of_routes
 from appliance.health import proof, rundir
 
@@ -31,7 +31,6 @@ def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[types.Mo
     monkeypatch.setitem(sys.modules, "vllm", vllm)
     monkeypatch.setitem(sys.modules, "vllm.platforms", platforms)
     monkeypatch.setattr(plugin, "process_role", lambda: "api")
-    monkeypatch.setattr(stacks, "dump_on_signal", lambda: None)
     monkeypatch.setenv("APPLIANCE_RUN_DIR", str(tmp_path))
     plugin.register.cache_clear()
     yield platforms
@@ -75,19 +74,17 @@ def test_other_processes_leave_the_report_alone(engine: Any, tmp_path: Path, mon
     assert [left["role"] for left in proofs(tmp_path)] == ["core"]
 
 
-def test_what_fails_is_told_and_proves_nothing(
-    engine: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def broken() -> None:
-        raise RuntimeError("no signal for you")
+def test_what_fails_is_told_and_proves_nothing(engine: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def broken() -> bool:
+        raise RuntimeError("no platform")
 
-    monkeypatch.setattr(stacks, "dump_on_signal", broken)
+    engine.current_platform.is_cuda = broken
     with caplog.at_level(logging.ERROR, logger="vllm.appliance.plugin"):
         plugin.register()
     (left,) = proofs(tmp_path)
-    assert left["error"] == "RuntimeError: no signal for you"
+    assert left["error"] == "RuntimeError: no platform"
     assert proof.proven(tmp_path, {left["pid"]}) == {"api": False, "core": False}
-    assert proof.errors(tmp_path) == [f"api (pid {left['pid']}): RuntimeError: no signal for you"]
+    assert proof.errors(tmp_path) == [f"api (pid {left['pid']}): RuntimeError: no platform"]
     assert "The appliance's plugin failed in the api process" in caplog.text
 
 

@@ -105,14 +105,6 @@ def _validated(model: type[pydantic.BaseModel], values: dict[str, Any]) -> None:
     create_engine_config()
 
 
-def test_sigterm_while_starting_is_no_fault(monkeypatch: pytest.MonkeyPatch) -> None:
-    def terminated() -> NoReturn:
-        raise KeyboardInterrupt("terminated")
-
-    playing(monkeypatch, terminated)
-    assert serve.main() == 143
-
-
 def test_argparse_ends_it_as_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     playing(monkeypatch, lambda: sys.exit(2))
     with pytest.raises(SystemExit) as end:
