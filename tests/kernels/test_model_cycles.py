@@ -6,7 +6,9 @@ import pytest
 from model_kernels import BANKS, CHASE, COPY, FFMA, HMMA, predicted
 
 from sm70_kernels.model.constants import constants
+from sm70_kernels.model.issue import bank_conflict
 from sm70_kernels.model.prediction import Buffer, Launch
+from sm70_kernels.model.sass import parse
 
 OUT = Buffer(4096)
 IN = Buffer(4096)
@@ -14,9 +16,9 @@ IN = Buffer(4096)
 
 def cycles_a_trip(text: str, params: str, threads: int, args: tuple[Buffer | float, ...], **constants: int) -> float:
     short, long = (
-        predicted(text, params, threads, Launch(80, (OUT, *args, trips)), **constants).body_cycles for trips in (20, 60)
+        predicted(text, params, threads, Launch(80, (OUT, *args, trips)), **constants).body_cycles for trips in (10, 30)
     )
-    return (long - short) / 40
+    return (long - short) / 20
 
 
 def test_independent_ffma_take_two_cycles_each() -> None:
@@ -51,7 +53,7 @@ def test_two_warps_keep_the_tensor_pipe_full_across_the_loop_end() -> None:
 def test_dependent_shared_loads_take_what_was_measured() -> None:
     # volta.md C.1: 26.4 cycles each, 16 a trip, and the loop's end of at most 16.
     found = cycles_a_trip(CHASE, "Pi", 32, ())
-    assert 16 * 26.4 <= found <= 16 * 26.4 + 16
+    assert 16 * 26.4 - 0.1 <= found <= 16 * 26.4 + 16
 
 
 @pytest.mark.parametrize("stride", [1, 2, 4, 32])
@@ -62,6 +64,25 @@ def test_bank_conflicts_multiply_the_time_of_shared_loads(stride: int) -> None:
     found = cycles_a_trip(BANKS, "Pi", 128, (), STRIDE=stride)
     wavefronts = 4 * 32 * stride
     assert wavefronts <= found <= wavefronts + 130
+
+
+def test_three_sources_in_one_register_bank_cost_a_cycle() -> None:
+    listing = """
+	.section	.text.k,"ax",@progbits
+        /*0000*/  FFMA R0, R2.reuse, R4, R7 ;   /* 0x0 */
+                                                /* 0x010fe20000000000 */
+        /*0010*/  FFMA R1, R2, R4, R6 ;         /* 0x0 */
+                                                /* 0x000fe20000000000 */
+        /*0020*/  FFMA R1, R2, R4, R6 ;         /* 0x0 */
+                                                /* 0x000fe20000000000 */
+        /*0030*/  FFMA R1, R2, R2, R6 ;         /* 0x0 */
+                                                /* 0x000fe20000000000 */
+    """.replace("0x0 ", f"{'0x' + '0' * 16} ")
+    code = parse(listing, "k").instructions
+    # Two banks by parity. Of the second R2 is still in the reuse cache; the fourth reads two registers only.
+    assert [bank_conflict(each, before) for each, before in zip(code, [None, *code], strict=False)] == [
+        *(False, False, True, False)
+    ]
 
 
 def test_a_streaming_copy_is_bound_by_dram() -> None:

@@ -15,6 +15,7 @@ from sm70_kernels.build.occupancy import occupancy
 from sm70_kernels.model.constants import Constants, Corner, constants
 from sm70_kernels.model.cubin import Code, code_of
 from sm70_kernels.model.emulate import PARAMETERS, REGION_SHIFT, Block, Environment, run_block
+from sm70_kernels.model.flow import Loop, loops
 from sm70_kernels.model.pipes import unknown_opcodes
 from sm70_kernels.model.simulate import Load, Outcome, simulate
 
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 Bound = Literal[
     "dram", "l2", "issue", "tensor", "mio", "alu", "fma", "half", "special", "latency", "wave tail", "launch"
 ]
+
+_TABLES = ("opcodes", "pipes")
 
 Extent: TypeAlias = "int | tuple[int, int, int]"
 
@@ -72,6 +75,7 @@ class Prediction:
     `us` is the kernel's own duration, without the gap to the next one. `used` is each resource's share of the busiest
     SM's time, `waits` each reason's share of the time that warps spent between instructions. `roofline_us` is what its
     cold bytes take at the usable bandwidth, or all its bytes at that of L2 if more; `roofline_share` is that over `us`.
+    `loops` are those of the first sampled block.
     """
 
     kernel: str
@@ -91,6 +95,7 @@ class Prediction:
     used: dict[str, float]
     waits: dict[str, float]
     notes: tuple[str, ...]
+    loops: tuple[Loop, ...]
     provenance: str = field(default="predicted", init=False)
 
     def record(self) -> dict[str, Any]:
@@ -98,8 +103,8 @@ class Prediction:
         values = asdict(self)
         for name in ("us", "roofline_us", "roofline_share", "waves", "body_cycles"):
             values[name] = round(values[name], 3)
-        for name in ("used", "waits"):
-            values[name] = {key: round(value, 3) for key, value in values[name].items()}
+        for table in (values["used"], values["waits"], *(loop[key] for loop in values["loops"] for key in _TABLES)):
+            table.update({key: round(value, 3) for key, value in table.items()})
         return values
 
 
@@ -292,6 +297,7 @@ def _conclude(
         used=used,
         waits={name: value / total for name, value in run.waits.items() if value},
         notes=tuple(notes),
+        loops=loops(code.program, typical[0], machine),
     )
 
 

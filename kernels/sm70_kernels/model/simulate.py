@@ -14,15 +14,16 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
+from sm70_kernels.model.issue import FETCH_LINE, Issue, issue
 from sm70_kernels.model.memory import Memory
-from sm70_kernels.model.pipes import PIPES, operation
+from sm70_kernels.model.pipes import PIPES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from sm70_kernels.model.constants import Constants
     from sm70_kernels.model.emulate import Block
-    from sm70_kernels.model.sass import Instruction, Program
+    from sm70_kernels.model.sass import Program
 
 WAITS = ("dram", "l2", "l1", "shared", "tensor", "special", "barrier", "pipe", "issue", "stall", "fetch")
 """What a warp can wait for before an instruction; `stall` is the count that the compiler set."""
@@ -31,9 +32,6 @@ _QUEUE = PIPES.index("queue")
 
 _MOST_LOADS = 8
 """How many SMs are simulated side by side at most."""
-
-_FETCH_LINE = 8
-"""Instructions of a 128-byte line of code."""
 
 _READ_AHEAD = 4
 """Lines of code that are fetched ahead of a warp (a stream buffer, Huerta et al. 2025; its depth is assumed)."""
@@ -59,68 +57,6 @@ class Outcome:
     pipe_cycles: dict[str, float] = field(default_factory=dict)
     issue_cycles: float = 0.0
     waits: dict[str, float] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class _Static:
-    """An instruction as the issue logic sees it."""
-
-    stall: float
-    yields: bool
-    wait: tuple[int, ...]
-    write: int
-    read: int
-    pipe: int
-    occupancy: float
-    kind: str
-    latency: float
-    line: int
-
-
-def _static(index: int, instruction: Instruction, machine: Constants) -> _Static:
-    control, kind = instruction.control, operation(instruction)
-    occupancy = getattr(machine, kind.occupancy)
-    stall = max(1.0, float(control.stall))
-    if control.yields and stall < 2:
-        stall = 2.0
-    name = "plain"
-    if instruction.never:
-        occupancy = 1.0
-    elif kind.flow == "barrier":
-        name = "barrier"
-    elif kind.flow == "branch":
-        name = "branch"
-    elif kind.space == "global":
-        name = "load" if kind.loads and kind.latency == "l1" else "atomic" if kind.loads else "store"
-    elif kind.space is not None:
-        name = "shared"
-    elif kind.pipe == "tensor":
-        name = "tensor"
-    elif kind.latency is not None:
-        name = "special"
-    if bank_conflict(instruction):
-        occupancy += machine.bank_conflict
-    return _Static(
-        stall,
-        control.yields,
-        control.wait,
-        -1 if control.write is None else control.write,
-        -1 if control.read is None else control.read,
-        PIPES.index("control" if instruction.never else kind.pipe),
-        occupancy,
-        name,
-        getattr(machine, kind.latency) if kind.latency else 0.0,
-        index // _FETCH_LINE,
-    )
-
-
-def bank_conflict(instruction: Instruction) -> bool:
-    """Whether three different source registers, none from the reuse cache, lie in one of the two register banks."""
-    if operation(instruction).pipe not in ("fma", "alu", "half"):
-        return False
-    sources = [each.index for each in instruction.operands[1:] if each.kind == "register" and each.index is not None]
-    reused = instruction.control.reuse
-    return len(set(sources)) == 3 and not reused and len({index % 2 for index in sources}) == 1
 
 
 class _Warp:
@@ -172,7 +108,8 @@ def simulate(
     `cold` has, by buffer, the share of the bytes asked for that come from DRAM.
     """
     memory = Memory(cold, machine)
-    table = [_static(index, each, machine) for index, each in enumerate(program.instructions)]
+    code = program.instructions
+    table = [issue(index, each, code[index - 1] if index else None, machine) for index, each in enumerate(code)]
     ready: list[_Turn] = []
     sms = [_Sm(number, load, table, ready, memory, machine) for number, load in enumerate(loads)]
     for sm in sms:
@@ -187,7 +124,7 @@ def simulate(
 
 class _Sm:
     def __init__(
-        self, number: int, load: Load, table: list[_Static], ready: list[_Turn], memory: Memory, machine: Constants
+        self, number: int, load: Load, table: list[Issue], ready: list[_Turn], memory: Memory, machine: Constants
     ) -> None:
         self.number = number
         self.alike = load.sms
@@ -200,8 +137,8 @@ class _Sm:
         self.outcome = Outcome(pipe_cycles=dict.fromkeys(PIPES, 0.0), waits=dict.fromkeys(WAITS, 0.0))
         self.queue_free = 0.0
         self.port_free = 0.0
-        lines = int(machine.fetch_bytes) // (16 * _FETCH_LINE)
-        self.code_lines = lines if len(self.table) > lines * _FETCH_LINE else 0
+        lines = int(machine.fetch_bytes) // (16 * FETCH_LINE)
+        self.code_lines = lines if len(self.table) > lines * FETCH_LINE else 0
         self.fetch_free = [0.0] * self.cores
         self.held: list[OrderedDict[int, float]] = [OrderedDict() for _ in range(self.cores)]
         self.core_free = [0.0] * self.cores
@@ -231,9 +168,9 @@ class _Sm:
         if later > now:
             heapq.heappush(self.ready, (later, self._rank(warp), warp.order, warp, now, reason))
             return
-        self._issue(warp, what, index, now)
+        self._send(warp, what, index, now)
 
-    def _later(self, warp: _Warp, what: _Static, now: float) -> tuple[float, str]:
+    def _later(self, warp: _Warp, what: Issue, now: float) -> tuple[float, str]:
         """Return when the sub-core takes the instruction (not after `now`: at once), and what is in its way."""
         core = warp.core
         if self.core_free[core] > now:
@@ -246,7 +183,7 @@ class _Sm:
         warp.line = what.line
         return self._fetch(warp, what.line, now), "fetch"
 
-    def _issue(self, warp: _Warp, what: _Static, index: int, now: float) -> None:
+    def _send(self, warp: _Warp, what: Issue, index: int, now: float) -> None:
         core = warp.core
         self.core_free[core] = now + 1.0
         self.pipe_free[core][what.pipe] = now + what.occupancy
@@ -279,7 +216,7 @@ class _Sm:
         for number in list(block.arrived):
             self._let_go(block, number, now)
 
-    def _tensor(self, warp: _Warp, what: _Static, now: float) -> None:
+    def _tensor(self, warp: _Warp, what: Issue, now: float) -> None:
         # The accumulators of the next HMMA are forwarded; any other reader waits until the pipe has drained.
         if what.write >= 0:
             self._set(warp, what.write, now + what.latency, "tensor")
@@ -314,7 +251,7 @@ class _Sm:
             warp.free[barrier] = when
             warp.why[barrier] = why
 
-    def _release(self, warp: _Warp, what: _Static, written: float, read: float, why: str) -> None:
+    def _release(self, warp: _Warp, what: Issue, written: float, read: float, why: str) -> None:
         if what.write >= 0:
             self._set(warp, what.write, written, why)
         if what.read >= 0:
@@ -354,7 +291,7 @@ class _Sm:
                 held.popitem(last=False)
         return held[line]
 
-    def _memory(self, warp: _Warp, what: _Static, kind: str, now: float) -> None:
+    def _memory(self, warp: _Warp, what: Issue, kind: str, now: float) -> None:
         access = warp.accesses[warp.seen]
         warp.seen += 1
         machine = self.machine
