@@ -62,9 +62,7 @@ class Life:
         self.guardian = guardian
         self.engine = engine
         self.orders = guardian.orders
-        now = rundir.clock()
-        self.began = now
-        self.watchdog = Watchdog(now, self.orders.start, self.orders.progress)
+        self.watchdog = Watchdog(rundir.clock(), self.orders.start, self.orders.progress)
         self.tree: list[psutil.Process] = []
         self._proven: dict[int, str] = {}
         """Role by pid of the processes that have proven the plugin."""
@@ -189,7 +187,6 @@ class Life:
             self.phase.record |= {"models": list(answer), "progress": None}
             self.guardian.became_ready()
             self.phase.enter("ready")
-            self.guardian.say(f"ready after {now - self.began:.0f} s")
         return None
 
     def _gives_tokens(self, now: float) -> bool:
@@ -197,7 +194,7 @@ class Life:
             if self.phase.name != "warming":
                 self._reach("warming")
             self.phase.progress("first tokens")
-            self.watchdog.milestone(now, "the engine was asked for its first tokens")
+            self.watchdog.line(now, "first tokens", "the engine was asked for its first tokens")
             self._first_tokens = FirstTokens(self.orders)
         status = self._first_tokens.status
         if status == 0:

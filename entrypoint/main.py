@@ -170,8 +170,7 @@ def _starting(phase: PhaseFile) -> Iterator[None]:
         while not done.wait(1.0):
             phase.write()
 
-    phase.begin(os.getpid(), 0)
-    phase.progress("making the model present")
+    phase.begin(os.getpid(), progress="making the model present")
     thread = threading.Thread(target=refresh, name="starting", daemon=True)
     thread.start()
     try:

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import re
+import time
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 # A line of either kind says that the weights are in place. A missed one only skips the phase `warming`.
 _LOADED = re.compile(
@@ -59,25 +64,34 @@ def read(raw: str) -> Line:
     return Line(text, level, _DIGITS.sub("#", text), None)
 
 
+RECENT_S = 30.0
+"""An error that is older has nothing to do with the engine's end: a serving engine logs the mistakes of its clients."""
+
+
 class Errors:
     """Keeps the line that best tells why the engine died: the root cause rather than its consequences."""
 
-    def __init__(self) -> None:
-        self._cause: str | None = None
-        self._last: str | None = None
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._cause = self._last = ("", float("-inf"))
 
     def see(self, line: Line) -> None:
         """Look at one line."""
+        now = self._clock()
+        seen = (line.text, now)
         if _CONSEQUENCE.search(line.text):
-            self._last = self._last or line.text
+            if now - self._last[1] > RECENT_S:
+                self._last = seen
         elif _EXCEPTION.search(line.text):
             # The first exception of a chain is the cause; later ones tell who noticed.
-            self._cause = self._cause or line.text
+            if now - self._cause[1] > RECENT_S:
+                self._cause = seen
         elif line.level in ("error", "critical") and not line.text.startswith(("Traceback", "File ", "^")):
-            self._last = line.text
+            self._last = seen
 
     @property
     def best(self) -> str | None:
         """The line to show, at most 300 characters."""
-        found = self._cause or self._last
+        now = self._clock()
+        found = next((text for text, at in (self._cause, self._last) if now - at <= RECENT_S), None)
         return found[:300] if found else None

@@ -31,7 +31,7 @@ class PhaseFile:
         """The phase."""
         return str(self.record["phase"])
 
-    def begin(self, pid: int, restarts: int) -> None:
+    def begin(self, pid: int, restarts: int = 0, progress: str | None = None) -> None:
         """Begin a start of the engine as process `pid`."""
         self.record = {
             **self._standing,
@@ -40,7 +40,7 @@ class PhaseFile:
             "stopped": [],
             "models": [],
             "plugins": dict.fromkeys(proof.ROLES, False),
-            "progress": None,
+            "progress": progress,
             "restarts": restarts,
         }
         self.enter("starting")

@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 
 _PR_SET_CHILD_SUBREAPER = 36
+_TRACKER_SECONDS = 2.0
 _TETHER = Path(__file__).with_name("tether.py")
 
 
@@ -71,11 +72,6 @@ def _children() -> list[int]:
     return [one.pid for one in psutil.Process().children()]
 
 
-def strays(known: int) -> list[psutil.Process]:
-    """Return the adopted: living children of this process other than `known`."""
-    return [one for one in psutil.Process().children() if one.pid != known and _status(one) != psutil.STATUS_ZOMBIE]
-
-
 def kill(processes: list[psutil.Process]) -> None:
     """SIGKILL each. A process whose PID was given to another since is left alone."""
     for one in processes:
@@ -86,17 +82,26 @@ def kill(processes: list[psutil.Process]) -> None:
 def kill_descendants(seconds: float = 10.0, spare: int | None = None) -> list[int]:
     """SIGKILL every descendant until none is left; needs `adopt_orphans`, else grandchildren can slip away.
 
-    Returns the PIDs that outlived `seconds`: processes in an uninterruptible call of a driver.
+    Python's resource trackers end by themselves after those that they serve, and remove their shared memory then: they
+    are killed only when they do not. Returns the PIDs that outlived `seconds`: processes in a driver's call.
     """
-    end = time.monotonic() + seconds
+    began = time.monotonic()
     while left := tree():
-        kill(left)
+        waited = time.monotonic() - began
+        kill([one for one in left if waited > _TRACKER_SECONDS or not _tracks_resources(one)])
         reap(spare)
-        if time.monotonic() > end:
+        if waited > seconds:
             return [one.pid for one in left]
         time.sleep(0.02)
     reap(spare)
     return []
+
+
+def _tracks_resources(process: psutil.Process) -> bool:
+    try:
+        return any("multiprocessing.resource_tracker" in word for word in process.cmdline())
+    except psutil.Error:
+        return False
 
 
 def ending(returncode: int) -> str:

@@ -109,3 +109,14 @@ def test_what_the_engines_wrapper_and_argparse_say_of_wrong_options_is_found() -
 def test_without_an_error_there_is_nothing_to_tell() -> None:
     assert best("INFO: hello", "bye") is None
     assert best("vllm.v1.engine.exceptions.EngineDeadError: died") is not None
+
+
+def test_the_mistake_of_a_client_an_hour_ago_is_not_why_the_engine_died() -> None:
+    now = 0.0
+    errors = Errors(clock=lambda: now)
+    errors.see(read("ERROR: ValueError: max_tokens must be positive"))
+    assert errors.best is not None
+    now = 3600.0
+    assert errors.best is None
+    errors.see(read("ERROR 11-29 12:00:00 [x.py:1] torch.AcceleratorError: CUDA error: unspecified launch failure"))
+    assert errors.best == "torch.AcceleratorError: CUDA error: unspecified launch failure"

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import psutil
 import pytest
@@ -57,6 +58,26 @@ print(len(processes.tree()), processes.kill_descendants(), processes.tree())
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout == "2 [] []\n"
+
+
+def test_shared_memory_of_killed_processes_is_removed_by_their_tracker() -> None:
+    holder = """
+from multiprocessing import shared_memory
+import time
+print(shared_memory.SharedMemory(create=True, size=4096).name, flush=True)
+time.sleep(600)
+"""
+    script = f"""
+import subprocess, sys
+from entrypoint import processes
+processes.adopt_orphans()
+child = subprocess.Popen([sys.executable, "-c", {holder!r}], stdout=subprocess.PIPE, text=True)
+print(child.stdout.readline().strip(), processes.kill_descendants())
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    name, left = done.stdout.split()
+    assert left == "[]"
+    assert not (Path("/dev/shm") / name).exists()
 
 
 def test_a_stopped_process_is_noticed_by_name() -> None:

@@ -1,0 +1,274 @@
+"""`appliance serve` with the real engine on the CPU: supervisor, engine and sidecar, from the start to the end.
+
+The tests of the shared server build on each other and the destructive ones come last: a start takes most of a minute.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import httpx
+import psutil
+import pytest
+from engine_harness import free_port, until
+
+from appliance.health import judge, proof, rundir
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(600), pytest.mark.xdist_group("engine")]
+
+KEY = "sk-test-5f2c9e71d0"
+TOKEN = "hf_test_77aa01b2c3"
+GRACE_S = 8
+START_S = 400.0
+MODEL = "smollm2-135m-instruct"
+
+
+class Server:
+    """One `appliance serve` and a client of it."""
+
+    def __init__(self, model: Path, state_dir: Path, log: Path, *arguments: str) -> None:
+        self.run_dir = state_dir / "run"
+        self.port, self.sidecar_port = free_port(), free_port()
+        self.log_file = log
+        command = [str(Path(sys.executable).with_name("appliance")), "serve", "--profile", "portable_smollm2"]
+        command += ["--model", str(model), "--state-dir", str(state_dir), "--port", str(self.port)]
+        command += ["--sidecar-port", str(self.sidecar_port), "--stall-grace", str(GRACE_S), *arguments]
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith(("APPLIANCE_", "VLLM_"))}
+        with log.open("wb") as output:
+            self.process = subprocess.Popen(
+                command,
+                env={**inherited, "APPLIANCE_API_KEY": KEY, "HF_TOKEN": TOKEN},
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        headers = {"Authorization": f"Bearer {KEY}"}
+        self.http = httpx.Client(
+            base_url=f"http://127.0.0.1:{self.port}", headers=headers, timeout=120, trust_env=False
+        )
+        self.seen: dict[int, psutil.Process] = {}
+        """Every process that was ever found below it."""
+
+    @property
+    def log(self) -> str:
+        return self.log_file.read_text(errors="replace")
+
+    @property
+    def phase(self) -> dict[str, Any]:
+        return rundir.read(self.run_dir, rundir.PHASE) or {}
+
+    def report(self) -> judge.Report:
+        return judge.report(self.run_dir)
+
+    def health(self, probe: str) -> tuple[int, dict[str, Any]]:
+        answer = httpx.get(f"http://127.0.0.1:{self.sidecar_port}/health/{probe}", timeout=5, trust_env=False)
+        return answer.status_code, answer.json()
+
+    def wait_ready(self, restarts: int = 0) -> None:
+        def ready() -> bool:
+            assert self.process.poll() is None, self.log[-4000:]
+            return self.report().ready_ok and self.phase["restarts"] == restarts
+
+        until(ready, START_S, every=0.25)
+        self.look()
+
+    def look(self) -> list[psutil.Process]:
+        """Return the processes below it, and remember them."""
+        found = psutil.Process(self.process.pid).children(recursive=True)
+        self.seen |= {process.pid: process for process in found}
+        return found
+
+    def pid(self, role: str) -> int:
+        alive = {process.pid for process in self.look()}
+        (pid,) = (one["pid"] for one in proof.records(self.run_dir) if one["role"] == role and one["pid"] in alive)
+        return int(pid)
+
+    def chat(self, tokens: int, **options: Any) -> httpx.Response:
+        return self.http.post("/v1/chat/completions", json=body(tokens, **options))
+
+    def stream(self, tokens: int) -> list[dict[str, Any]]:
+        """The pieces of a streamed chat, which must end as the protocol says."""
+        with self.http.stream("POST", "/v1/chat/completions", json=body(tokens, stream=True)) as answer:
+            assert answer.status_code == 200
+            lines = [line[6:] for line in answer.iter_lines() if line.startswith("data: ")]
+        assert lines[-1] == "[DONE]"
+        return [json.loads(line) for line in lines[:-1]]
+
+    def left(self) -> list[psutil.Process]:
+        """What still runs of all that was ever seen."""
+        psutil.wait_procs(list(self.seen.values()), timeout=10)
+        return [one for one in self.seen.values() if one.is_running() and one.status() != psutil.STATUS_ZOMBIE]
+
+    def stop(self) -> None:
+        self.http.close()
+        if self.process.poll() is None:
+            for process in [*self.look(), psutil.Process(self.process.pid)]:
+                process.kill()
+            self.process.wait()
+        for process in self.left():
+            process.kill()
+
+
+def body(tokens: int, **options: Any) -> dict[str, Any]:
+    question = {"role": "user", "content": "What is the capital of France?"}
+    return {"model": MODEL, "messages": [question], "max_tokens": tokens, "temperature": 0, **options}
+
+
+@pytest.fixture(scope="module")
+def state_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Shared by the starts, as a restarted container's volume is: what was compiled once stays compiled."""
+    return tmp_path_factory.mktemp("state")
+
+
+@pytest.fixture(scope="module")
+def server(smollm2: Path, state_dir: Path) -> Iterator[Server]:
+    started = Server(smollm2, state_dir, state_dir / "serve.log", "--on-engine-exit", "restart", "--drain", "90")
+    try:
+        yield started
+    finally:
+        started.stop()
+
+
+def test_a_start_shows_its_phases_and_ends_ready_with_a_curl_that_works(server: Server) -> None:
+    assert until(lambda: "starting 0 s of 300 s" in server.log)
+    server.wait_ready()
+    until(lambda: "try it: " in server.log)
+    assert server.health("ready")[0] == 200
+    assert (rundir.read(server.run_dir, rundir.PLAN) or {})["profile"] == "portable_smollm2"
+    for phase in ("loading", "warming"):
+        assert f"appliance  | {phase} " in server.log
+    curl = server.log.split("try it: ")[1].splitlines()[0]
+    assert KEY not in curl
+    done = subprocess.run(
+        ["bash", "-c", curl],
+        env={**os.environ, "APPLIANCE_API_KEY": KEY, "no_proxy": "127.0.0.1"},
+        capture_output=True,
+        check=True,
+    )
+    assert "Paris" in json.loads(done.stdout)["choices"][0]["message"]["content"]
+
+
+def test_a_chat_is_answered_with_the_key_and_refused_without(server: Server) -> None:
+    server.wait_ready()
+    answer = server.chat(16)
+    assert answer.status_code == 200
+    assert "Paris" in answer.json()["choices"][0]["message"]["content"]
+    assert server.chat(16, model="misspelt").status_code == 404
+    refused = httpx.post(f"{server.http.base_url}/v1/chat/completions", json=body(4), trust_env=False)
+    assert refused.status_code == 401
+
+
+def test_a_streamed_chat_says_the_same_as_a_whole_one(server: Server) -> None:
+    server.wait_ready()
+    pieces = server.stream(16)
+    text = "".join(piece["choices"][0]["delta"].get("content") or "" for piece in pieces)
+    assert len(pieces) > 3
+    assert text == server.chat(16).json()["choices"][0]["message"]["content"]
+
+
+def test_idle_for_longer_than_the_grace_is_ready(server: Server) -> None:
+    server.wait_ready()
+    end = time.monotonic() + 2 * GRACE_S
+    while time.monotonic() < end:
+        report = server.report()
+        assert (report.phase, report.ready_ok) == ("ready", True), report.reason
+        time.sleep(0.5)
+
+
+def test_an_engine_stopped_under_load_stalls_with_a_reason_and_works_again(server: Server) -> None:
+    server.wait_ready()
+    answers: list[httpx.Response] = []
+    client = threading.Thread(target=lambda: answers.append(server.chat(64, ignore_eos=True)))
+    core = server.pid("core")
+    os.kill(core, signal.SIGSTOP)
+    try:
+        client.start()
+        until(lambda: server.health("live")[0] == 503, 4 * GRACE_S)
+        status, report = server.health("ready")
+        assert (status, report["phase"]) == (503, "stalled")
+        assert f"(pid {core})" in report["reason"]
+        assert f"longer than the grace of {GRACE_S}.0 s" in report["reason"]
+        until(lambda: f"{core} VLLM::EngineCore: state T" in server.log, GRACE_S / 2)
+        until(lambda: "appliance/engine/serve.py" in server.log, GRACE_S / 2)
+    finally:
+        with suppress(ProcessLookupError):
+            os.kill(core, signal.SIGCONT)
+    client.join()
+    assert answers[0].status_code == 200
+    until(lambda: server.report().ready_ok)
+    assert server.phase["restarts"] == 0
+
+
+def test_a_killed_engine_is_not_ready_and_comes_back(server: Server) -> None:
+    server.wait_ready()
+    old = server.look()
+    core = server.pid("core")
+    os.kill(core, signal.SIGKILL)
+    until(lambda: not server.report().ready_ok, 10)
+    until(lambda: server.health("ready")[0] == 503)
+    until(lambda: server.phase["phase"] == "dead" or server.phase["restarts"] == 1)
+    assert f"the engine's core process {core} ended" in server.log or "the engine ended by itself" in server.log
+    server.wait_ready(restarts=1)
+    assert server.pid("core") != core
+    engine = [process for process in old if "serve" in " ".join(process.cmdline() if process.is_running() else [])]
+    assert all("appliance.engine.serve" not in " ".join(process.cmdline()) for process in engine)
+    assert server.chat(8).status_code == 200
+
+
+def test_sigterm_lets_a_stream_finish_refuses_new_requests_and_leaves_nothing(server: Server) -> None:
+    server.wait_ready(restarts=1)
+    server.look()
+    pieces: list[dict[str, Any]] = []
+    tokens = 400
+    client = threading.Thread(target=lambda: pieces.extend(server.stream(tokens)))
+    client.start()
+    until(lambda: (rundir.read(server.run_dir, rundir.HEARTBEAT) or {}).get("in_flight") == 1)
+    server.process.terminate()
+    until(lambda: server.report().phase == "draining")
+    assert server.health("live")[0] == 200
+    assert server.health("ready")[0] == 503
+    until(lambda: server.chat(1).status_code == 503, 10)
+    client.join()
+    assert pieces[-1]["choices"][0]["finish_reason"] in ("length", "stop")
+    assert server.process.wait(timeout=60) == 0
+    assert server.left() == []
+    assert server.log.rstrip().endswith("ended: stopped as asked")
+
+
+def test_no_secret_is_in_the_log_or_in_any_file(server: Server) -> None:
+    assert server.process.poll() == 0, "the tests of this module build on each other"
+    for file in (server.log_file, *(one for one in server.run_dir.rglob("*") if one.is_file())):
+        content = file.read_bytes()
+        assert KEY.encode() not in content, file
+        assert TOKEN.encode() not in content, file
+
+
+def test_a_killed_engine_ends_the_whole_where_that_is_wanted(smollm2: Path, state_dir: Path) -> None:
+    server = Server(smollm2, state_dir, state_dir / "second.log", "--on-engine-exit", "end", "--log-format", "json")
+    try:
+        server.wait_ready()
+        os.kill(server.pid("api"), signal.SIGKILL)
+        assert server.process.wait(timeout=60) == 1
+        last = json.loads(server.log.splitlines()[-1])
+        assert last["message"] == (
+            "ended: the engine ended by itself with signal 9 SIGKILL (the kernel's out-of-memory killer sends it too)"
+        )
+        assert (last["program"], last["level"]) == ("appliance", "error")
+        assert all(json.loads(line)["program"] for line in server.log.splitlines())
+        assert not server.report().live_ok
+        assert server.left() == []
+    finally:
+        server.stop()
