@@ -65,6 +65,12 @@ class Run:
         self.pipeline: deque[tuple[Any, dict[str, int]]] = deque()
         self.sampled: dict[str, int] = {}
         self.counters: list[int] = []
+        self.running = 0
+        """As the last statistics say, which is what the stat logger knows."""
+
+    def drain(self) -> None:
+        while self.scheduler.has_requests() or self.pipeline:
+            self.step()
 
     def step(self) -> None:
         output = self.scheduler.schedule()
@@ -93,6 +99,7 @@ class Run:
         )
         for client in made.values():
             self.counters.append(client.scheduler_stats.step_counter)
+            self.running = client.scheduler_stats.num_running_reqs
             for one in client.outputs:
                 self.sampled[one.request_id] = self.sampled.get(one.request_id, 0) + len(one.new_token_ids)
         if self.scheduler.num_spec_tokens:
@@ -115,18 +122,25 @@ def simulate(model: str, mode: str, blocks: int, *, abort: bool) -> dict[str, An
             run.step()
         if abort and index == 12:
             scheduler.finish_requests(scheduler.running[0].request_id, RequestStatus.FINISHED_ABORTED)
-    while scheduler.has_requests() or run.pipeline:
-        run.step()
+    run.drain()
     executed = run.counters[-1]
     run.step()
+    after_an_empty_round = run.counters[-1]
+    scheduler.add_request(Request("last", list(range(20)), SamplingParams(max_tokens=50, ignore_eos=True), None))
+    for _ in range(5):
+        run.step()
+    running_before = run.running
+    scheduler.finish_requests("last", RequestStatus.FINISHED_ABORTED)
+    run.drain()
     scheduler.shutdown()
     return {
         "scheduler": type(scheduler).__name__,
         "executed": executed,
-        "after_an_empty_round": run.counters[-1],
+        "after_an_empty_round": after_an_empty_round,
+        "running_before_and_after_an_abort": [running_before, run.running],
         "prompts": sum(request.num_prompt_tokens for request, _ in asked.values()),
         "requests": len(asked),
-        "generated": sum(run.sampled.values()),
+        "generated": sum(run.sampled.get(name, 0) for name in asked),
         "preemptions": sum(request.num_preemptions for request, _ in asked.values()),
         "unfinished": [name for name, (_, tokens) in asked.items() if run.sampled.get(name) != tokens],
     }

@@ -30,7 +30,8 @@ def simulated(request: pytest.FixtureRequest, smollm2: Path, tmp_path_factory: p
     results = json.loads((folder / "results.json").read_text())
     for name, result in results.items():
         steps = [json.loads(line) for line in (folder / name / rundir.STEPS).read_text().splitlines()]
-        assert [step["step"] for step in steps] == list(range(1, result["executed"] + 1))
+        assert [step["step"] for step in steps] == list(range(1, len(steps) + 1))
+        steps = steps[: result["executed"]]
         assert all(0 < step["requests"] <= 4 for step in steps)
         assert all(0 < step["prefill_tokens"] + step["decode_tokens"] <= 64 for step in steps)
         result["record"] = {
@@ -75,3 +76,9 @@ def test_rounds_that_execute_nothing_are_no_steps(simulated: Any) -> None:
     _, results = simulated
     for result in results.values():
         assert result["after_an_empty_round"] == result["executed"]
+
+
+def test_an_aborted_request_is_reported_as_running_no_more(simulated: Any) -> None:
+    """The last statistics before the engine idles must not say that it works: no further ones come."""
+    _, results = simulated
+    assert [result["running_before_and_after_an_abort"] for result in results.values()] == [[1, 0], [1, 0]]
