@@ -122,7 +122,7 @@ def test_children_inherit_a_run_directory(monkeypatch: pytest.MonkeyPatch) -> No
     assert seen == ["/nowhere", str(paths.default_state_dir() / "run")]
 
 
-@pytest.mark.parametrize("module", ["serve", "plugin", "middleware", "steps", "acceleration", "activity", "stacks"])
+@pytest.mark.parametrize("module", ["serve", "plugin", "middleware", "steps", "activity", "stacks"])
 def test_it_imports_neither_vllm_nor_torch(module: str) -> None:
     """Spawned processes import the main module anew, and these tests run where there is no vLLM."""
     code = f"import sys, appliance.engine.{module}; print(*({{'vllm', 'torch'}} & sys.modules.keys()))"
