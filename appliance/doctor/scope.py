@@ -33,6 +33,8 @@ class Scope:
     host_memory: int = 0
     model: PlannedModel | None = None
     draft: PlannedModel | None = None
+    expected: tuple[str, ...] = ()
+    """The SM70 routes that the profile counts on."""
 
     def folder(self, name: str) -> Path:
         """The folder that a setting names."""
@@ -43,7 +45,16 @@ def of_plan(plan: Plan) -> Scope:
     """Return what there is to check of a plan."""
     needs = catalogue.load(plan.profile).needs
     values = {name: sourced.value for name, sourced in plan.settings.items()}
-    return Scope(plan.engine, needs, plan.gpus, values, _host_memory(plan, needs), plan.model, plan.draft)
+    return Scope(
+        plan.engine,
+        needs,
+        plan.gpus,
+        values,
+        _host_memory(plan, needs),
+        plan.model,
+        plan.draft,
+        plan.expected_acceleration,
+    )
 
 
 def _host_memory(plan: Plan, needs: Needs) -> int:
@@ -68,7 +79,14 @@ def likely(asked: Request) -> Scope:
         "sidecar_host": values["host"],
     }
     values |= {name: value for name, value in derived.items() if values[name] is None}
-    return Scope(profile.engine, profile.needs, (), values, profile.needs.shm_bytes)
+    return Scope(
+        profile.engine,
+        profile.needs,
+        (),
+        values,
+        profile.needs.shm_bytes,
+        expected=profile.expected_acceleration,
+    )
 
 
 def _likely_profile(pinned: str | None, *, has_gpus: bool) -> Profile:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import appliance
-from appliance.engine.acceleration import state_of_routes
+from appliance.acceleration.state import state_of_routes
 from appliance.health import rundir
 
 SERVER = "appliance.engine.serve"

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from appliance import cli
+from appliance.acceleration import state
+from appliance.acceleration.routes import ROUTES
 from appliance.doctor import first_failure, preflight
 from appliance.doctor.checks import host, libraries, peer, storage
 from appliance.doctor.scope import likely, of_plan
@@ -45,7 +47,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(libraries, "ask_torch", lambda: {"version": "2.10.0+cu128", "archs": "sm_70"})
     monkeypatch.setattr(libraries, "read_extensions", lambda _: {"_C": frozenset({"sm_70"})})
     monkeypatch.setattr(libraries, "engine_version", lambda _: "0.19.1")
-    monkeypatch.setattr(libraries, "is_installed", lambda _: True)
+    monkeypatch.setattr(state, "BOUND", frozenset(ROUTES))
 
 
 @pytest.fixture
@@ -168,12 +170,14 @@ def test_preflight_finds_a_port_in_use(options: list[str]) -> None:
     assert failure.line.endswith("; stop that, or choose another port with --port or APPLIANCE_PORT")
 
 
-def test_preflight_says_that_kernels_are_missing(monkeypatch: pytest.MonkeyPatch, options: list[str]) -> None:
-    monkeypatch.setattr(libraries, "is_installed", lambda _: False)
+def test_preflight_says_which_routes_this_build_cannot_bind(
+    monkeypatch: pytest.MonkeyPatch, options: list[str]
+) -> None:
+    monkeypatch.setattr(state, "BOUND", frozenset({"compile_graph"}))
     planned = plan(options, recorded.load(FOUR), profile="qwen38_27b_nvfp4_dflash2")
     failure = first_failure(preflight(planned))
     assert failure is not None
-    assert failure.line.startswith("SM70 kernels: this build has no package sm70_kernels")
+    assert failure.line.startswith("SM70 kernels: this build binds none of attention_backend, e4m3_grouped_fp32, ")
 
 
 def test_an_interrupted_download_needs_less_space(monkeypatch: pytest.MonkeyPatch, options: list[str]) -> None:

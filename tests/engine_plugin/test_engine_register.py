@@ -14,7 +14,7 @@ import pytest
 import appliance
 from appliance.acceleration.routes import ROUTES
 from appliance.engine import plugin
-from appliance.engine.acceleration import state_of_routes
+from appliance.acceleration.state import state_of_routes
 from appliance.health import proof, rundir
 
 if TYPE_CHECKING:

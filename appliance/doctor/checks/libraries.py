@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from appliance.doctor.check import Check
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
 VOLTA = "sm_70"
 
@@ -54,21 +54,19 @@ def engine_version(kind: str) -> str | None:
         return None
 
 
-def kernels(engine: str, *, present: bool) -> Check:
-    """Judge whether our SM70 kernels are in this environment."""
+def kernels(engine: str, unbound: Sequence[str]) -> Check:
+    """Judge whether this build can serve on a V100; `unbound` are the expected routes that its plugin cannot bind."""
     name, title = "sm70_kernels", "SM70 kernels"
     if engine != "v100":
         return Check(name, title, "skipped", SKIPPED)
-    if present:
-        return Check(name, title, "ok", "the package sm70_kernels is installed")
-    found = "this build has no package sm70_kernels, and without it vLLM runs neither FP8 nor NVFP4 on a V100"
-    todo = "install a build that has it, or serve with --profile portable_smollm2 on the CPU"
-    return Check(name, title, "fail", found, "the package sm70_kernels", todo)
-
-
-def is_installed(package: str) -> bool:
-    """Whether a top-level package can be imported, without importing it."""
-    return importlib.util.find_spec(package) is not None
+    if not unbound:
+        return Check(name, title, "ok", "this build binds every route that the profile expects")
+    found = (
+        f"this build binds none of {', '.join(unbound)}, and without its kernels vLLM 0.19.1 refuses FP8 and NVFP4 "
+        "on a V100"
+    )
+    todo = "install a build that binds them, or serve with --profile portable_smollm2 on the CPU"
+    return Check(name, title, "fail", found, "every route that the profile expects", todo)
 
 
 def torch(engine: str, report: Mapping[str, str] | str) -> Check:

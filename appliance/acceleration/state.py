@@ -9,7 +9,15 @@ from appliance.acceleration.report import RouteState
 from appliance.acceleration.routes import ROUTES
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
+
+BOUND = frozenset({"compile_graph", "compile_cache"})
+"""The routes that this build can bind: vLLM's own compilation. No SM70 operator is bound by its plugin yet."""
+
+
+def unbound(expected: Iterable[str]) -> tuple[str, ...]:
+    """Return those of the expected routes that this build cannot bind on any card."""
+    return tuple(name for name in expected if name not in BOUND)
 
 
 def state_of_routes(*, cuda: bool, plan: Mapping[str, Any], environment: Mapping[str, str]) -> dict[str, Any]:
@@ -17,8 +25,7 @@ def state_of_routes(*, cuda: bool, plan: Mapping[str, Any], environment: Mapping
     profile = str(plan.get("profile", "none"))
     if not cuda:
         return report.all_not_applicable(profile)
-    # No SM70 operator is part of this build; vLLM's own compilation is all that is left.
-    states = {name: RouteState("disabled", report.operator_missing(name)) for name in ROUTES}
+    states = {name: RouteState("disabled", report.operator_missing(name)) for name in ROUTES if name not in BOUND}
     states["compile_graph"] = _compile_graph(plan)
     states["compile_cache"] = _compile_cache(environment)
     return report.report(profile, plan.get("expected_acceleration", ()), states)
