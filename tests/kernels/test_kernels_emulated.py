@@ -13,11 +13,11 @@ import torch
 from kernel_emulation import COMPILER, Emulator
 
 from sm70_kernels import shapes
-from sm70_kernels.heuristics import hardware
+from sm70_kernels.heuristics import elementwise, hardware
 from sm70_kernels.operators import gates, norms, rotary
 from sm70_kernels.proof import hardware as questions
-from sm70_kernels.proof.prove import prove
-from sm70_kernels.proof.subject import subjects
+from sm70_kernels.proof.prove import prove, same_bits
+from sm70_kernels.proof.subject import as_tuple, subjects
 
 if TYPE_CHECKING:
     from sm70_kernels.shapes import Case
@@ -65,6 +65,28 @@ def test_a_kernel_computes_its_reference(case: Case, emulator: Emulator, monkeyp
         monkeypatch.setattr(module, "launch", emulator.launch)
     outcome = prove(dataclasses.replace(subjects()[case.operator], run=run), case, CPU, 3)
     assert outcome.passed, outcome.sentence()
+
+
+@pytest.mark.parametrize(
+    ("operator", "sizes"),
+    [
+        ("rms_norm", {"tokens": 3, "hidden": 5120, "gap": 8}),
+        ("rms_norm", {"tokens": 4, "hidden": 120}),
+        ("qk_norm_mrope", {"tokens": 3, "q_heads": 6, "k_heads": 1, "head": 256, "rotary": 64, "axes": 3}),
+        ("qk_norm_mrope", {"tokens": 3, "q_heads": 5, "k_heads": 3, "head": 128, "rotary": 64, "axes": 1}),
+    ],
+)
+def test_rows_taken_several_at_once_have_the_bits_of_rows_alone(
+    operator: str, sizes: dict[str, int], emulator: Emulator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = shapes.Case(operator, sizes)
+    for module in (norms, rotary):
+        monkeypatch.setattr(module, "launch", emulator.launch)
+    alone = as_tuple(ON_GPU[operator](*subjects()[operator].inputs(case, CPU)))
+    monkeypatch.setattr(elementwise, "MANY_ROWS", 2)
+    outcome = prove(dataclasses.replace(subjects()[operator], run=ON_GPU[operator]), case, CPU, 3)
+    assert outcome.passed, outcome.sentence()
+    assert same_bits(as_tuple(ON_GPU[operator](*subjects()[operator].inputs(case, CPU))), alone)
 
 
 def test_the_lane_maps_load_and_store_a_product(emulator: Emulator) -> None:

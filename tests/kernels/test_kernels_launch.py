@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import types
 from typing import Any
 
 import pytest
@@ -19,16 +18,13 @@ ODD = Specialisation(
 
 
 class Driver:
-    """Stands in for the driver: keeps what a launch passed, reading the parameters from memory as the driver does."""
-
-    CUresult = types.SimpleNamespace(CUDA_SUCCESS=0)
+    """Stands in for the driver: keeps what a launch passed, reading it from memory as the driver does."""
 
     def __init__(self) -> None:
-        self.result: object = 0
+        self.result = 0
         self.launches: list[dict[str, object]] = []
 
-    def launch(self, handle: object, *numbers: int) -> tuple[object]:
-        gx, gy, gz, bx, by, bz, shared, stream, pointers, _ = numbers
+    def launch(self, configuration: ctypes.c_void_p, handle: ctypes.c_void_p, pointers: Any, extra: None) -> int:
         kinds: list[Any] = [
             ctypes.c_uint64,
             ctypes.c_int32,
@@ -37,11 +33,25 @@ class Driver:
             ctypes.c_int64,
             ctypes.c_uint32,
         ]
-        addresses = (ctypes.c_void_p * len(kinds)).from_address(pointers)
-        values = [kind.from_address(address).value for kind, address in zip(kinds, addresses, strict=True)]
-        shape = {"grid": (gx, gy, gz), "block": (bx, by, bz), "shared": shared, "stream": stream}
-        self.launches.append({"handle": handle, "values": values, **shape})
-        return (self.result,)
+        values = [kind.from_address(address).value for kind, address in zip(kinds, pointers, strict=True)]
+        seen = Configuration.from_address(configuration.value or 0)
+        shape = {"grid": tuple(seen.grid), "block": tuple(seen.block), "shared": seen.shared, "stream": seen.stream}
+        assert (seen.attributes, seen.number, extra) == (None, 0, None)
+        self.launches.append({"handle": handle.value, "values": values, **shape})
+        return self.result
+
+
+class Configuration(ctypes.Structure):
+    """CUlaunchConfig of cuda.h."""
+
+    _fields_ = (
+        ("grid", ctypes.c_uint * 3),
+        ("block", ctypes.c_uint * 3),
+        ("shared", ctypes.c_uint),
+        ("stream", ctypes.c_void_p),
+        ("attributes", ctypes.c_void_p),
+        ("number", ctypes.c_uint),
+    )
 
 
 @pytest.fixture
@@ -49,11 +59,10 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
     stand_in = Driver()
     monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: 0, raising=False)
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 77 + device, raising=False)
-    monkeypatch.setattr(launcher, "load_function", lambda spec, device: f"{spec.name} on {device}")
+    monkeypatch.setattr(launcher, "load_function", lambda spec, device: 4711)
     monkeypatch.setattr(launcher, "ensure_context", lambda device: None)
     monkeypatch.setattr(launcher, "_FUNCTIONS", {})
-    monkeypatch.setattr("cuda.bindings.driver.cuLaunchKernel", stand_in.launch)
-    monkeypatch.setattr("cuda.bindings.driver.CUresult", stand_in.CUresult)
+    monkeypatch.setattr(launcher, "_driver_launch", lambda: stand_in.launch)
     return stand_in
 
 
@@ -81,7 +90,7 @@ def test_parameters_arrive_as_the_kernel_reads_them(driver: Driver) -> None:
     assert seen["block"] == (32, 3, 1)
     assert seen["shared"] == 256
     assert seen["stream"] == 77
-    assert seen["handle"] == "odd-threads96 on 0"
+    assert seen["handle"] == 4711
 
 
 def test_one_number_is_one_dimension_and_the_specialisation_knows_its_shared_memory(driver: Driver) -> None:
@@ -94,7 +103,7 @@ def test_one_number_is_one_dimension_and_the_specialisation_knows_its_shared_mem
 
 def test_a_kernel_is_loaded_once(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
     loads: list[str] = []
-    monkeypatch.setattr(launcher, "load_function", lambda spec, device: loads.append(spec.name))
+    monkeypatch.setattr(launcher, "load_function", lambda spec, device: loads.append(spec.name) or 4711)
     for _ in range(3):
         launcher.launch(ODD, 1, 96, (1, 2, 3, 4.0, 5, 6))
     assert loads == ["odd-threads96"]
@@ -120,8 +129,8 @@ def test_arguments_that_do_not_fit_are_refused(
 
 
 def test_a_refused_launch_says_what_the_driver_said(driver: Driver) -> None:
-    driver.result = types.SimpleNamespace(name="CUDA_ERROR_INVALID_VALUE")
-    says = "odd-threads96 cannot be launched on 1 blocks: cuLaunchKernel says CUDA_ERROR_INVALID_VALUE"
+    driver.result = 1
+    says = "odd-threads96 cannot be launched on 1 blocks: cuLaunchKernelEx says CUDA_ERROR_INVALID_VALUE"
     with pytest.raises(KernelError, match=says) as caught:
         launcher.launch(ODD, 1, 96, (1, 2, 3, 4.0, 5, 6))
     assert caught.value.reason == "launch_failed:odd"

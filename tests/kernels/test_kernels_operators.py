@@ -103,10 +103,13 @@ def test_rows_are_read_16_bytes_at_a_time_where_they_may_be(launches: Launches) 
     norms._rms_norm(halves(3, 5121)[:, :5120], halves(5120), 1e-6)
     norms._rms_norm(halves(3, 5128)[:, 1:5121], halves(5120), 1e-6)
     norms._rms_norm(halves(1, 5121)[:, :5120], halves(5120), 1e-6)
-    wide, single = "rms_norm-threads320-vectors2-width8-residual0", "rms_norm-threads512-vectors16-width1-residual0"
+    wide, single = (
+        "rms_norm-threads320-vectors2-width8-residual0-rows1",
+        "rms_norm-threads512-vectors16-width1-residual0-rows1",
+    )
     assert launches.names == [wide, wide, single, single, wide]
     assert [grid for _, grid, *_ in launches] == [3, 3, 3, 3, 1]
-    strides = [arguments[6] for *_, arguments in launches]
+    strides = [arguments[7] for *_, arguments in launches]
     assert strides == [5120, 5128, 5121, 5128, 0], "a row alone has no stride"
 
 
@@ -115,7 +118,7 @@ def test_the_residual_picks_the_kernel(launches: Launches) -> None:
         out, total = norms._add_rms_norm(halves(2, 3, 5120), residual, halves(5120), 1e-6)
         assert out.shape == total.shape == (2, 3, 5120)
         assert total.dtype == torch.float32
-    assert [name[-9:] for name in launches.names] == ["residual1", "residual2"]
+    assert [name[-15:] for name in launches.names] == ["residual1-rows1", "residual2-rows1"]
     assert [grid for _, grid, *_ in launches] == [6, 6]
 
 
@@ -135,10 +138,26 @@ def test_queries_are_read_between_their_gates(launches: Launches) -> None:
     weight, cache = halves(256), halves(64, 64)
     rotary._qk_norm_mrope(q, k, positions, weight, weight, cache, (11, 11, 10), 1e-6)
     rotary._qk_norm_mrope(q, k, positions[0], weight, weight, cache, (11, 11, 10), 1e-6)
-    assert launches.names == ["qk_norm_mrope-threads128-lanes32-rotary64"] * 2
+    assert launches.names == ["qk_norm_mrope-threads128-lanes32-rotary64-heads1"] * 2
     assert launches[0][1] == 7
     assert launches[0][3][8:] == (4, 6, 1, 64, 11, 10, 14 * 256, 512, 14 * 256, 0, 4, 1e-6)
     assert launches[1][3][-2] == 0, "one row of positions serves all three axes"
+
+
+def test_many_rows_and_heads_are_taken_several_at_once(launches: Launches) -> None:
+    norms._rms_norm(halves(1025, 64), halves(64), 1e-6)
+    norms._add_rms_norm(halves(1025, 64), halves(1025, 64), halves(64), 1e-6)
+    heads, places = halves(1025, 7, 256), torch.zeros(1025, dtype=torch.int64)
+    for q_heads in (1, 2):
+        rotary._qk_norm_mrope(
+            heads[:, :q_heads], heads[:, 1:], places, halves(256), halves(256), halves(9, 64), (11, 11, 10), 1e-6
+        )
+    assert [(name.split("-")[-1], grid) for name, (_, grid, *_) in zip(launches.names, launches, strict=True)] == [
+        ("rows2", 513),
+        ("rows1", 1025),
+        ("heads7", 257),
+        ("heads7", 513),
+    ]
 
 
 def test_gates_count_their_vectors(launches: Launches) -> None:

@@ -8,11 +8,13 @@
 //     cos, sin            = cache[position of the axis that owns frequency i][i], [i + ROTARY/2]
 //     axis of i           = height if i%3 == 1 and i < 3*height_section, width if i%3 == 2 and i < 3*width_section, else time
 //
-// LANES = head dimension / 8 lanes own one head, 8 neighbours a lane; the two elements of a rotated pair lie ROTARY/16
-// lanes apart. Queries are slices of a wider projection (the output gate lies between them), hence the strides
-// (elements). q_out and k_out are packed. positions is [3, tokens] or, with axis_stride 0, [tokens].
-// A position outside the cache reads the nearest row: the rows that pad a captured batch hold anything.
-// tokens * (q_heads + k_heads) < 2^31. grid = ceil(that / (THREADS / LANES)).
+// LANES = head dimension / 8 lanes take HEADS heads of one token, 8 neighbours of each a lane; the two elements of a
+// rotated pair lie ROTARY/16 lanes apart. One head is right where tokens are few: every head then has lanes of its own.
+// Where they are many, cosines and sines, weights and all reckoning of addresses serve several heads, whose loads are in
+// flight together. A head's result is the same either way. Queries are slices of a wider projection (the output gate
+// lies between them), hence the strides (elements). q_out and k_out are packed. positions is [3, tokens] or, with
+// axis_stride 0, [tokens]. A position outside the cache reads the nearest row: the rows that pad a captured batch hold
+// anything. tokens * (q_heads + k_heads) < 2^31. grid = ceil(tokens * ceil((q_heads + k_heads) / HEADS) / (THREADS / LANES)).
 #include "norm/reduce.cuh"
 #include "ptx/vector.cuh"
 
@@ -44,45 +46,67 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     static_assert(ROTARY % 16 == 0 && ROTARY <= HEAD, "a lane holds eight elements of one half");
     static_assert((PAIR & (PAIR - 1)) == 0, "a pair's lanes differ in one bit");
     const int heads = q_heads + k_heads;
-    const int rows = tokens * heads;
-    const int row = blockIdx.x * (THREADS / LANES) + threadIdx.x / LANES;
-    // A group without a row still takes part in the exchange of lanes, on the last row's data, and stores nothing.
-    const int read = row < rows ? row : rows - 1;
-    const long long token = read / heads;
-    const int head = read % heads;
+    const int groups = (heads + HEADS - 1) / HEADS;
+    const int units = tokens * groups;
+    const int unit = blockIdx.x * (THREADS / LANES) + threadIdx.x / LANES;
+    // Lanes without heads of their own still take part in the exchange, on the last ones' data, and store nothing.
+    const int read = unit < units ? unit : units - 1;
+    const long long token = read / groups;
+    const int first = read % groups * HEADS;
+    const int beyond = unit < units ? min(first + HEADS, heads) : first;
     const int lane = threadIdx.x % LANES;
-    const bool query = head < q_heads;
-    const unsigned short* source = query ? q + token * q_token + head * q_head : k + token * k_token + (head - q_heads) * k_head;
-    Vector<8> value = load_halves<8>(source, lane * 8);
-    const Vector<8> gain = load_halves<8>(query ? q_weight : k_weight, lane * 8);
-    // The table is read through the position: asked for before the norm, so that the two waits overlap.
+    // The table is read through the position, so positions are asked for first of all.
+    long long place[3];
+#pragma unroll
+    for (int axis = 0; axis < 3; ++axis) place[axis] = positions[axis * axis_stride + token];
+    Packed<8> own[HEADS];
+#pragma unroll
+    for (int h = 0; h < HEADS; ++h) {
+        const int head = min(first + h, heads - 1);
+        const unsigned short* source =
+            head < q_heads ? q + token * q_token + head * q_head : k + token * k_token + (head - q_heads) * k_head;
+        own[h] = load_packed<8>(source, lane * 8);
+    }
+    const Packed<8> q_gain = load_packed<8>(q_weight, lane * 8);
+    const Packed<8> k_gain = load_packed<8>(k_weight, lane * 8);
     const bool turns = lane < 2 * PAIR;
     Vector<8> cosine, sine;
     if (turns) {
         const unsigned short* at[3];
 #pragma unroll
         for (int axis = 0; axis < 3; ++axis) {
-            const long long position = positions[axis * axis_stride + token];
             const long long last = cache_rows - 1;
-            at[axis] = cache + (position < 0 ? 0 : position > last ? last : position) * ROTARY;
+            at[axis] = cache + (place[axis] < 0 ? 0 : place[axis] > last ? last : place[axis]) * ROTARY;
         }
         const int frequency = lane % PAIR * 8;
         cosine = load_turns(at, 0, frequency, height_section, width_section);
         sine = load_turns(at, ROTARY / 2, frequency, height_section, width_section);
+        if (lane < PAIR) {
+#pragma unroll
+            for (int e = 0; e < 8; ++e) sine.at[e] = -sine.at[e];
+        }
     }
 
-    float squares = 0.0f;
 #pragma unroll
-    for (int e = 0; e < 8; ++e) squares = fmaf(value.at[e], value.at[e], squares);
-    const float scale = rsqrtf(sum_lanes<LANES>(squares) * (1.0f / HEAD) + eps);
+    for (int h = 0; h < HEADS; ++h) {
+        const int head = first + h;
+        const bool query = head < q_heads;
+        Vector<8> value = unpack<8>(own[h]);
+        const Vector<8> gain = unpack<8>(query ? q_gain : k_gain);
+        float squares = 0.0f;
 #pragma unroll
-    for (int e = 0; e < 8; ++e) {
-        value.at[e] *= scale * (1.0f + gain.at[e]);
-        const float other = __shfl_xor_sync(0xFFFFFFFFu, value.at[e], PAIR);
-        if (turns) value.at[e] = fmaf(value.at[e], cosine.at[e], (lane < PAIR ? -other : other) * sine.at[e]);
-    }
-    if (row < rows) {
-        unsigned short* target = query ? q_out + (token * q_heads + head) * HEAD : k_out + (token * k_heads + head - q_heads) * HEAD;
-        store_halves<8>(target, lane * 8, value);
+        for (int e = 0; e < 8; ++e) squares = fmaf(value.at[e], value.at[e], squares);
+        const float scale = rsqrtf(sum_lanes<LANES>(squares) * (1.0f / HEAD) + eps);
+#pragma unroll
+        for (int e = 0; e < 8; ++e) {
+            value.at[e] *= scale * (1.0f + gain.at[e]);
+            const float other = __shfl_xor_sync(0xFFFFFFFFu, value.at[e], PAIR);
+            if (turns) value.at[e] = fmaf(value.at[e], cosine.at[e], other * sine.at[e]);
+        }
+        if (head < beyond) {
+            unsigned short* target =
+                query ? q_out + (token * q_heads + head) * HEAD : k_out + (token * k_heads + head - q_heads) * HEAD;
+            store_halves<8>(target, lane * 8, value);
+        }
     }
 }

@@ -12,16 +12,23 @@ __device__ __forceinline__ float sum_lanes(float value) {
     return value;
 }
 
-// Sum over a block of threads threads; every thread gets it. `partial` has room for one float a warp.
-template <int threads>
-__device__ __forceinline__ float sum_block(float value, float* partial) {
+// Sums over a block of threads threads, one for each row, behind one barrier; every thread gets them. `partial` has room
+// for one float a row and warp.
+template <int threads, int rows>
+__device__ __forceinline__ void sum_block(float (&values)[rows], float (&partial)[rows][threads / 32]) {
     static_assert(threads % 32 == 0 && threads <= 1024, "a block is whole warps");
-    value = sum_lanes<32>(value);
-    if (threadIdx.x % 32 == 0) partial[threadIdx.x / 32] = value;
+#pragma unroll
+    for (int r = 0; r < rows; ++r) values[r] = sum_lanes<32>(values[r]);
+#pragma unroll
+    for (int r = 0; r < rows; ++r) {
+        if (threadIdx.x % 32 == 0) partial[r][threadIdx.x / 32] = values[r];
+    }
     __syncthreads();
-    float sum = 0.0f;
     // Every thread reads the same word at a time (a broadcast), so no second exchange and no second barrier is needed.
 #pragma unroll
-    for (int warp = 0; warp < threads / 32; ++warp) sum += partial[warp];
-    return sum;
+    for (int r = 0; r < rows; ++r) {
+        values[r] = 0.0f;
+#pragma unroll
+        for (int warp = 0; warp < threads / 32; ++warp) values[r] += partial[r][warp];
+    }
 }

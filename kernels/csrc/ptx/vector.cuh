@@ -45,6 +45,18 @@ __device__ __forceinline__ Vector<width> unpack(const Packed<width>& packed) {
     return value;
 }
 
+// The same halves again, if `zero` is 0 and the compiler cannot know it: it then unpacks them anew where they are used
+// anew, and does not hold the floats in registers, which are twice as many, from one use to the other.
+template <int width>
+__device__ __forceinline__ Packed<width> anew(const Packed<width>& packed, unsigned zero) {
+    if constexpr (width == 8) {
+        const uint4& words = packed.words;
+        return {make_uint4(words.x ^ zero, words.y ^ zero, words.z ^ zero, words.w ^ zero)};
+    } else {
+        return {static_cast<unsigned short>(packed.half ^ zero)};
+    }
+}
+
 template <int width>
 __device__ __forceinline__ Vector<width> load_halves(const unsigned short* row, int index) {
     return unpack<width>(load_packed<width>(row, index));

@@ -1,4 +1,8 @@
-"""Which specialisation of the norms and gates serves which row: chosen by width and alignment, never by the batch."""
+"""Which specialisation of the norms and gates serves which row.
+
+Width and alignment choose it. The number of tokens only says how many rows or heads are taken at once, which changes no
+bit of any row's result.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +14,8 @@ RMS_NORM = Kernel(
     "rms_norm",
     source="norm/rms_norm.cu",
     entry="rms_norm",
-    params="PPPPPiqqf",
-    constants=("THREADS", "VECTORS", "WIDTH", "RESIDUAL"),
+    params="PPPPPiiqqf",
+    constants=("THREADS", "VECTORS", "WIDTH", "RESIDUAL", "ROWS"),
 )
 GATED_RMS_NORM = Kernel(
     "gated_rms_norm",
@@ -25,7 +29,7 @@ QK_NORM_MROPE = Kernel(
     source="norm/qk_norm_mrope.cu",
     entry="qk_norm_mrope",
     params="PPPPPPPPiiiiiiqqqqqf",
-    constants=("THREADS", "LANES", "ROTARY"),
+    constants=("THREADS", "LANES", "ROTARY", "HEADS"),
 )
 GATE = Kernel(
     "gate",
@@ -34,6 +38,14 @@ GATE = Kernel(
     params="PPPiiqqqq",
     constants=("THREADS", "WIDTH", "SILU"),
 )
+
+MANY_ROWS = 1024
+"""From here on a block takes several rows, or a warp several heads of a token: enough of them remain for every SM."""
+ROWS = 2
+"""Where no residual's bytes fill the waits of a row. Two rows leave room for as many blocks on an SM as one does."""
+HEADS = 7
+"""Of Qwen3.8-27B's 24 + 4 heads, however many ranks share them, nothing is left over."""
+
 # A row of rms_norm: the widest row, then the block that owns it. Few threads with two vectors each keep several rows on
 # an SM; a warp's second load is in flight with its first. Provenance: derived (volta.md C.3: nine warp-wide 16-byte
 # loads in flight for each SM), not timed on a V100.
@@ -57,15 +69,16 @@ GATED_HEADS = (64, 128, 256)
 
 
 @cache
-def rms_norm(hidden: int, wide: bool, residual: int) -> Specialisation | None:
+def rms_norm(hidden: int, wide: bool, residual: int, many: bool = False) -> Specialisation | None:
     """Return the kernel for rows of `hidden`, or None when it has none.
 
-    `wide` says that 16-byte accesses are allowed; `residual` is 0 for none, 1 for FP16, 2 for FP32.
+    `wide` says that 16-byte accesses are allowed; `residual` is 0 for none, 1 for FP16, 2 for FP32; `many` says that
+    there are `MANY_ROWS` rows.
     """
     for width, widest, threads, vectors in _ROWS:
         if (width == 8) == wide and hidden <= widest:
             constants = {"THREADS": threads, "VECTORS": vectors, "WIDTH": width, "RESIDUAL": residual}
-            return Specialisation(RMS_NORM, constants)
+            return Specialisation(RMS_NORM, constants | {"ROWS": ROWS if many and wide and not residual else 1})
     return None
 
 
@@ -79,12 +92,17 @@ def gated_rms_norm(head: int) -> Specialisation | None:
 
 
 @cache
-def qk_norm_mrope(head: int, rotary: int) -> Specialisation | None:
-    """Return the kernel for heads of `head` elements of which `rotary` are turned, or None when it has none."""
+def qk_norm_mrope(head: int, rotary: int, many: bool = False) -> Specialisation | None:
+    """Return the kernel for heads of `head` elements of which `rotary` are turned, or None when it has none.
+
+    `many` says that there are `MANY_ROWS` tokens.
+    """
     lanes, pair = head // 8, rotary // 16
     if head % 8 or rotary % 16 or lanes not in (1, 2, 4, 8, 16, 32) or pair not in (1, 2, 4, 8, 16) or rotary > head:
         return None
-    return Specialisation(QK_NORM_MROPE, {"THREADS": 128, "LANES": lanes, "ROTARY": rotary})
+    return Specialisation(
+        QK_NORM_MROPE, {"THREADS": 128, "LANES": lanes, "ROTARY": rotary, "HEADS": HEADS if many else 1}
+    )
 
 
 @cache
@@ -94,9 +112,12 @@ def gate(wide: bool, silu: bool) -> Specialisation:
 
 
 def _built_ahead() -> tuple[Specialisation, ...]:
-    rows = [rms_norm(widest, width == 8, residual) for width, widest, _, _ in _ROWS for residual in (0, 1, 2)]
+    rows = [
+        *(rms_norm(widest, width == 8, residual) for width, widest, _, _ in _ROWS for residual in (0, 1, 2)),
+        *(rms_norm(widest, True, 0, many=True) for width, widest, _, _ in _ROWS if width == 8),
+    ]
     gated = [gated_rms_norm(head) for head in GATED_HEADS]
-    rotary = [qk_norm_mrope(head, part) for head, part in ROTARY_HEADS]
+    rotary = [qk_norm_mrope(head, part, many=many) for head, part in ROTARY_HEADS for many in (False, True)]
     gates = [gate(wide, silu) for wide in (True, False) for silu in (True, False)]
     return tuple(spec for spec in (*rows, *gated, *rotary, *gates) if spec)
 

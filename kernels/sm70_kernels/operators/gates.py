@@ -7,15 +7,15 @@ import torch
 from sm70_kernels.heuristics import elementwise
 from sm70_kernels.launch import launch
 from sm70_kernels.operators.layout import rows_of, sixteen_bytes, stride
-from sm70_kernels.operators.library import described, like_first, register, wanted
-from sm70_kernels.operators.outputs import new
+from sm70_kernels.operators.library import like_first, refused, register
+from sm70_kernels.operators.outputs import new_like
 from sm70_kernels.reference import elementwise as reference
 
 
 def _gate(x: torch.Tensor, gate: torch.Tensor, *, silu: bool) -> torch.Tensor:
     """Return f(gate) · x, packed; both are [tokens, heads, width] with neighbours in the last dimension."""
     tokens, heads, width = x.shape
-    out = new(x.shape, x.dtype, x.device)
+    out = new_like(x)
     if x.numel():
         strides = (stride(x, 0), stride(x, 1), stride(gate, 0), stride(gate, 1))
         spec = elementwise.gate(sixteen_bytes((x, gate), (width, *strides)), silu)
@@ -25,8 +25,8 @@ def _gate(x: torch.Tensor, gate: torch.Tensor, *, silu: bool) -> torch.Tensor:
 
 
 def _silu_and_mul(x: torch.Tensor) -> torch.Tensor:
-    halves = x.dtype == torch.float16 and x.shape[-1] % 2 == 0
-    wanted(halves, "silu_and_mul", "float16 rows of an even number of elements", described(x))
+    if x.dtype != torch.float16 or x.shape[-1] % 2:
+        raise refused("silu_and_mul", "float16 rows of an even number of elements", x)
     if x.numel() == 0:
         return _silu_and_mul_fake(x)
     width = x.shape[-1] // 2
@@ -39,9 +39,10 @@ def _silu_and_mul_fake(x: torch.Tensor) -> torch.Tensor:
 
 
 def _sigmoid_gate(x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
-    name = "sigmoid_gate"
-    wanted(x.dtype == torch.float16 and x.ndim == 3, name, "x float16[tokens, heads, width]", described(x))
-    wanted(gate.dtype == x.dtype and gate.shape == x.shape, name, f"a gate float16{list(x.shape)}", described(gate))
+    if x.dtype != torch.float16 or x.ndim != 3:
+        raise refused("sigmoid_gate", "x float16[tokens, heads, width]", x)
+    if gate.dtype != x.dtype or gate.shape != x.shape:
+        raise refused("sigmoid_gate", f"a gate float16{list(x.shape)}", gate)
     packed = [each if each.stride(2) == 1 else each.contiguous() for each in (x, gate)]
     return _gate(*packed, silu=False)
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 def rows_of(x: torch.Tensor) -> torch.Tensor:
     """Return `x` as [rows, last dimension], packed in the last; copies where its strides do not allow a view."""
-    flat = x.reshape(-1, x.shape[-1])
+    flat = x if x.ndim == 2 else x.reshape(-1, x.shape[-1])
     return flat if flat.stride(1) == 1 or flat.shape[1] == 1 else flat.contiguous()
 
 
@@ -23,4 +23,9 @@ def stride(x: torch.Tensor, dimension: int) -> int:
 
 def sixteen_bytes(tensors: Iterable[torch.Tensor], strides: Iterable[int]) -> bool:
     """Say whether FP16 rows may be read 16 bytes at a time: addresses multiples of 16, strides of 8 elements."""
-    return all(x.data_ptr() % 16 == 0 for x in tensors) and all(each % 8 == 0 for each in strides)
+    together = 0
+    for x in tensors:
+        together |= x.data_ptr()
+    for each in strides:
+        together |= 2 * each
+    return together % 16 == 0

@@ -30,12 +30,13 @@ def like_first(x: torch.Tensor, *_: object) -> torch.Tensor:
     return x.new_empty(x.shape)
 
 
-def wanted(condition: bool, operator: str, what: str, seen: object) -> None:
-    """Raise ValueError, `sm70.OPERATOR wants WHAT, not SEEN`, unless the condition holds."""
-    if not condition:
-        raise ValueError(f"sm70.{operator} wants {what}, not {seen}")
+def refused(operator: str, what: str, seen: object) -> ValueError:
+    """Return the error `sm70.OPERATOR wants WHAT, not SEEN`; a tensor is seen as its type, shape and place.
+
+    Raised behind an `if`, it costs nothing while all is well: describing a tensor takes as long as a launch.
+    """
+    return ValueError(f"sm70.{operator} wants {what}, not {_described(seen) if torch.is_tensor(seen) else seen}")
 
 
-def described(x: torch.Tensor) -> str:
-    """Return type, shape and place of a tensor, as an error shows it."""
+def _described(x: torch.Tensor) -> str:
     return f"{str(x.dtype).removeprefix('torch.')}{list(x.shape)} on {x.device.type}"

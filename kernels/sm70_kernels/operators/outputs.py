@@ -51,6 +51,13 @@ def new(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch
     return torch.empty(shape, dtype=dtype, device=device) if watch is None else watch.allocate(shape, dtype, device)
 
 
+def new_like(x: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """Return a result of the shape and place of `x`, and of its type unless `dtype` is given; faster than `new`."""
+    if _WATCH.get() is None:
+        return torch.empty_like(x, dtype=dtype, memory_format=torch.contiguous_format)
+    return new(x.shape, dtype or x.dtype, x.device)
+
+
 @contextlib.contextmanager
 def watched() -> Iterator[Watch]:
     """Poison and guard every result that is allocated inside, in this thread."""

@@ -45,7 +45,8 @@ def decode(codes: torch.Tensor, exponent_bits: int, mantissa_bits: int, bias: in
     exponent = codes >> mantissa_bits & (1 << exponent_bits) - 1
     mantissa = (codes & (1 << mantissa_bits) - 1).double() / (1 << mantissa_bits)
     sign = 1.0 - 2.0 * (codes >> exponent_bits + mantissa_bits & 1).double()
-    scale = torch.pow(2.0, (exponent.clamp(min=1) - bias).double())
+    # From bits: CUDA's FP64 pow(2, n) is one unit in the last place low at n = 11 and n = -4, among others.
+    scale = (exponent.long().clamp(min=1) - bias + 1023 << 52).view(torch.float64)
     return sign * scale * (mantissa + (exponent > 0).double())
 
 
