@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
-from model_kernels import BANKS, CHASE, COPY, FFMA, HMMA, predicted
+from model_kernels import BANKS, CHASE, COPY, FFMA, HMMA, compiled, predicted
 
 from sm70_kernels.model.constants import constants
 from sm70_kernels.model.issue import bank_conflict
-from sm70_kernels.model.prediction import Buffer, Launch
+from sm70_kernels.model.prediction import Buffer, Launch, sampled_blocks
 from sm70_kernels.model.sass import parse
+from sm70_kernels.model.simulate import Load, simulate
 
 OUT = Buffer(4096)
 IN = Buffer(4096)
@@ -48,6 +51,14 @@ def test_two_warps_keep_the_tensor_pipe_full_across_the_loop_end() -> None:
     # 2 warps x 32 x 8.38 = 536.3: what one loses at its loop's end, the other issues.
     found = cycles_a_trip(HMMA, "PPi", 256, (IN,), CHAINS=4)
     assert found == pytest.approx(2 * 32 * 8.38, rel=0.02)
+
+
+def test_whoever_issues_first_the_tensor_pipe_is_full() -> None:
+    code, kernel = compiled(HMMA, "PPi", 256, CHAINS=4)
+    machine = replace(constants(), round_robin=1.0)
+    blocks = [sampled_blocks(code, Launch(80, (OUT, IN, trips)), kernel, 1 << 16)[0] for trips in (10, 30)]
+    short, long = (simulate(code.program, [Load(each, 80)], 1, {}, machine)[0].cycles for each in blocks)
+    assert (long - short) / 20 == pytest.approx(2 * 32 * 8.38, rel=0.02)
 
 
 def test_dependent_shared_loads_take_what_was_measured() -> None:

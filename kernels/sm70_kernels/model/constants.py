@@ -48,6 +48,7 @@ class Constants:
     double: float
     special: float
     hmma_step: float
+    round_robin: float
     control: float
     queue_dispatch: float
     shared_wavefront: float
@@ -70,6 +71,11 @@ class Constants:
     def l2_bytes_a_cycle(self) -> float:
         """L2 read bandwidth of the whole card, in bytes an SM cycle."""
         return self.l2_bandwidth / self.clock
+
+    @property
+    def products_a_cycle(self) -> float:
+        """Multiplications that all tensor cores do in an SM cycle: four 8x8x4 products in the steps of an m8n8k4."""
+        return self.sms * self.sub_cores * 4 * 8 * 8 * 4 / (4 * self.hmma_step)
 
     def microseconds(self, cycles: float) -> float:
         """Return the time of so many SM cycles."""

@@ -47,7 +47,8 @@ class Launch:
 
     `args` has a Buffer for each pointer and a number for each other letter of the kernel's `params`. `sample` lists the
     blocks to emulate; the grid is taken to be made of them in turn. Where blocks count themselves by an atomic and the
-    last of each `group` does more, `closing` is what its atomic answers, and the others are answered 0.
+    last of each `group` does more, `closing` is what its atomic answers, and the others are answered 0. `products`
+    counts the multiplications that the result needs of the tensor cores, for the roofline.
     """
 
     grid: Extent
@@ -56,6 +57,7 @@ class Launch:
     sample: tuple[tuple[int, int, int], ...] = ((0, 0, 0),)
     closing: int | None = None
     group: int = 1
+    products: int = 0
 
     @property
     def extent(self) -> tuple[int, int, int]:
@@ -74,8 +76,8 @@ class Prediction:
 
     `us` is the kernel's own duration, without the gap to the next one. `used` is each resource's share of the busiest
     SM's time, `waits` each reason's share of the time that warps spent between instructions. `roofline_us` is what its
-    cold bytes take at the usable bandwidth, or all its bytes at that of L2 if more; `roofline_share` is that over `us`.
-    `loops` are those of the first sampled block.
+    cold bytes take of DRAM, all its bytes of L2 or its products of the tensor cores, whichever is most, and
+    `roofline_share` that over `us`. `loops` are those of the first sampled block.
     """
 
     kernel: str
@@ -137,13 +139,14 @@ def predict_code(code: Code, launch: Launch, kernel: Kernel, corner: Corner = "e
     fits = occupancy(kernel.threads, code.registers, shared)
     if not fits.blocks:
         raise ValueError(f"{kernel.name} fits no SM: {code.registers} registers, {shared} bytes of shared memory")
-    typical, closing = _emulate(code, launch, kernel, max(machine.l1_bytes - shared * fits.blocks, 16384))
+    typical, closing = sampled_blocks(code, launch, kernel, max(machine.l1_bytes - shared * fits.blocks, 16384))
     cold = _cold(launch, typical)
     run = _Waves(code, launch, typical, closing, fits.blocks, cold, machine).run()
     return _conclude(code, launch, kernel, machine, fits.blocks, shared, typical, run)
 
 
-def _emulate(code: Code, launch: Launch, kernel: Kernel, l1_bytes: float) -> tuple[list[Block], list[Block]]:
+def sampled_blocks(code: Code, launch: Launch, kernel: Kernel, l1_bytes: float) -> tuple[list[Block], list[Block]]:
+    """Return the emulated blocks of a launch: those that it samples, and the one that closes a group, if any."""
     banks = {**code.constants, 0: constant_bank(launch, kernel)}
 
     def block(place: tuple[int, int, int], atomic: int | None) -> Block:
@@ -261,7 +264,8 @@ def _conclude(
     buffers = [each for each in launch.args if isinstance(each, Buffer)]
     cold_bytes = sum(each.bytes for each in buffers if each.cold)
     all_bytes = sum(each.bytes for each in buffers)
-    roofline = max(cold_bytes / machine.dram_bandwidth, all_bytes / machine.l2_bandwidth) / 1e3
+    floors = (cold_bytes / machine.dram_bandwidth / 1e3, all_bytes / machine.l2_bandwidth / 1e3)
+    roofline = max(*floors, machine.microseconds(launch.products / machine.products_a_cycle))
     us = machine.microseconds(run.cycles) + machine.ramp
     sms = machine.sms
     mean = launch.blocks / sms / max(1, -(-launch.blocks // int(sms)))

@@ -2,9 +2,9 @@
 
 Each sub-core issues at most one instruction a cycle. A warp may issue when its stall count has run out, the barriers
 it waits for are free, and the pipe takes another instruction. Among warps that may, the one that issued last goes on
-until it yields or stalls, then the youngest (compiler-guided greedy, then youngest: Huerta et al. 2025 found it on
-later chips; for Volta it is an assumption). SMs with different numbers of blocks are simulated side by side, since they
-share L2 and DRAM.
+until it yields or stalls, then the youngest (Huerta et al. 2025 found that on later chips); or, with `round_robin`, the
+one that has not issued for longest (as accel-sim configures Volta). Which of them Volta does is not known here.
+SMs with different numbers of blocks are simulated side by side, since they share L2 and DRAM.
 """
 
 from __future__ import annotations
@@ -61,7 +61,21 @@ class Outcome:
 
 class _Warp:
     __slots__ = (
-        *("accesses", "block", "core", "drain", "free", "line", "number", "order", "place", "seen", "sm", "steps"),
+        *(
+            "accesses",
+            "block",
+            "core",
+            "drain",
+            "free",
+            "last",
+            "line",
+            "number",
+            "order",
+            "place",
+            "seen",
+            "sm",
+            "steps",
+        ),
         *("taken", "why"),
     )
 
@@ -77,6 +91,7 @@ class _Warp:
         self.block = block
         self.place = index
         self.taken = 0
+        self.last = -1.0
         self.line = -1
         self.seen = 0
         self.free = [0.0] * 6
@@ -191,6 +206,7 @@ class _Sm:
         self.issued[core] += 1
         self.greedy[core] = None if what.yields else warp
         warp.taken += 1
+        warp.last = now
         after = now + what.stall
         kind = what.kind
         if kind == "barrier":
@@ -225,6 +241,9 @@ class _Sm:
             self._set(warp, what.read, now + what.latency, "tensor")
 
     def _rank(self, warp: _Warp) -> float:
+        """Return who goes first of warps that may issue at the same time: the lowest."""
+        if self.machine.round_robin:
+            return warp.last
         return -1e9 if warp is self.greedy[warp.core] else float(-warp.number)
 
     def start(self, when: float) -> None:
