@@ -174,16 +174,39 @@ def constant_bank(launch: Launch, kernel: Kernel) -> bytes:
     return bytes(bank) + struct.pack(kernel.params, *values)
 
 
+def _asked(launch: Launch, blocks: Sequence[Block], number: int) -> float:
+    """Return the bytes of a buffer that all SMs together read and write, whatever L2 holds of them."""
+    each = sum(block.read.get(number, 0) + block.written.get(number, 0) for block in blocks) / len(blocks)
+    return each * launch.blocks
+
+
 def _cold(launch: Launch, blocks: Sequence[Block]) -> dict[int, float]:
     """Return by buffer what share of the bytes that SMs read comes from DRAM: each cold byte once."""
     shares: dict[int, float] = {}
     for number, buffer in enumerate(launch.args):
         if isinstance(buffer, Buffer) and buffer.cold:
-            asked = sum(block.read.get(number, 0) + block.written.get(number, 0) for block in blocks)
-            total = asked / len(blocks) * launch.blocks
-            shares[number] = min(1.0, buffer.bytes / total) if total else 0.0
+            asked = _asked(launch, blocks, number)
+            shares[number] = min(1.0, buffer.bytes / asked) if asked else 0.0
     return shares
 
+
+def _notes(code: Code, launch: Launch, blocks: Sequence[Block]) -> tuple[str, ...]:
+    """Return what makes a prediction doubtful."""
+    notes = []
+    if guessed := sum(block.guessed for block in blocks):
+        notes.append(f"{guessed} branches or addresses hang on data and were guessed")
+    if unknown := unknown_opcodes(code.program.instructions):
+        notes.append(f"opcodes taken for integer ones: {', '.join(unknown)}")
+    for number, buffer in enumerate(launch.args):
+        if isinstance(buffer, Buffer) and buffer.cold and buffer.bytes > _LARGE:
+            asked = _asked(launch, blocks, number)
+            if asked < 0.9 * buffer.bytes:
+                notes.append(f"parameter {number} is said to be {buffer.bytes} bytes, and {asked:.0f} are touched")
+    return tuple(notes)
+
+
+_LARGE = 1 << 20
+"""Bytes from which a buffer that is not touched whole is worth a note."""
 
 _MOST_WAVES = 3
 """Rounds of resident blocks that are simulated; the rest is taken to go on as between the last two."""
@@ -278,11 +301,6 @@ def _conclude(
         **{name: cycles / run.cycles for name, cycles in run.pipe_cycles.items() if name not in ("queue", "control")},
     }
     total = sum(run.waits.values()) or 1.0
-    notes = []
-    if guessed := sum(block.guessed for block in typical):
-        notes.append(f"{guessed} branches or addresses hang on data and were guessed")
-    if unknown := unknown_opcodes(code.program.instructions):
-        notes.append(f"opcodes taken for integer ones: {', '.join(unknown)}")
     return Prediction(
         kernel=kernel.name,
         shape=launch.shape,
@@ -300,7 +318,7 @@ def _conclude(
         body_cycles=run.cycles,
         used=used,
         waits={name: value / total for name, value in run.waits.items() if value},
-        notes=tuple(notes),
+        notes=_notes(code, launch, typical),
         loops=loops(code.program, typical[0], machine),
     )
 
