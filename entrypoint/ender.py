@@ -29,6 +29,8 @@ def verdict(event: str, payload: Mapping[str, str]) -> str | None:
 
 def main() -> int:
     """Listen until supervisord ends this."""
+    # supervisord calls any other end worth a warning.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     run_dir = paths.run_dir()
     while True:
         headers, body = listener.wait()

@@ -10,7 +10,7 @@ import shutil
 import signal
 import sys
 import threading
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -175,8 +175,9 @@ def _starting(phase: PhaseFile) -> Iterator[None]:
     thread.start()
     try:
         yield
-    except ApplianceError as error:
-        phase.record |= {"phase": "dead", "reason": str(error)}
+    except BaseException as error:
+        reason = str(error) if isinstance(error, ApplianceError) else "ended while the model was made present"
+        phase.record |= {"phase": "dead", "reason": reason}
         raise
     finally:
         done.set()
@@ -221,8 +222,8 @@ def _probe(run_dir: Path) -> str:
     command = "appliance"
     if shutil.which(command) is None:
         beside = Path(sys.executable).with_name(command)
-        with suppress(ValueError):
-            beside = beside.relative_to(Path.cwd())
-        command = shlex.quote(str(beside))
+        # After `make serve` a person stands in the checkout, where the short form works.
+        inside = Path.cwd() == paths.ROOT and beside.is_relative_to(paths.ROOT)
+        command = shlex.quote(str(beside.relative_to(paths.ROOT) if inside else beside))
     where = "" if run_dir == paths.run_dir() else f" --run-dir {shlex.quote(str(run_dir))}"
     return f"{command} probe ready{where}"

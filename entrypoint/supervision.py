@@ -35,6 +35,8 @@ def configuration(wiring: Wiring) -> str:
     sidecar = [
         *("sidecar", "--run-dir", str(wiring.run_dir)),
         *("--host", wiring.sidecar_host, "--port", str(wiring.sidecar_port)),
+        # The entrypoint gives every line its form; JSON inside JSON would help nobody.
+        *("--log-format", "plain"),
     ]
     return Template(TEMPLATE.read_text(encoding="utf-8")).substitute(
         pidfile=_value(str(wiring.run_dir / "supervisord.pid")),

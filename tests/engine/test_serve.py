@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -69,6 +70,10 @@ class Server:
     @property
     def phase(self) -> dict[str, Any]:
         return rundir.read(self.run_dir, rundir.PHASE) or {}
+
+    @property
+    def heartbeat(self) -> dict[str, Any]:
+        return rundir.read(self.run_dir, rundir.HEARTBEAT) or {}
 
     def report(self) -> judge.Report:
         return judge.report(self.run_dir)
@@ -191,16 +196,17 @@ def test_idle_for_longer_than_the_grace_is_ready(server: Server) -> None:
 def test_an_engine_stopped_under_load_stalls_with_a_reason_and_works_again(server: Server) -> None:
     server.wait_ready()
     answers: list[httpx.Response] = []
-    client = threading.Thread(target=lambda: answers.append(server.chat(64, ignore_eos=True)))
+    client = threading.Thread(target=lambda: answers.append(server.chat(200, ignore_eos=True)))
     core = server.pid("core")
+    client.start()
+    until(lambda: server.heartbeat["running"] == 1)
     os.kill(core, signal.SIGSTOP)
     try:
-        client.start()
         until(lambda: server.health("live")[0] == 503, 4 * GRACE_S)
         status, report = server.health("ready")
         assert (status, report["phase"]) == (503, "stalled")
         assert f"(pid {core})" in report["reason"]
-        assert f"longer than the grace of {GRACE_S}.0 s" in report["reason"]
+        assert re.search(r"no step for \d|has been stopped \(state T\) for \d", report["reason"])
         until(lambda: f"{core} VLLM::EngineCore: state T" in server.log, GRACE_S / 2)
         until(lambda: "appliance/engine/serve.py" in server.log, GRACE_S / 2)
     finally:
@@ -219,12 +225,11 @@ def test_a_killed_engine_is_not_ready_and_comes_back(server: Server) -> None:
     os.kill(core, signal.SIGKILL)
     until(lambda: not server.report().ready_ok, 10)
     until(lambda: server.health("ready")[0] == 503)
-    until(lambda: server.phase["phase"] == "dead" or server.phase["restarts"] == 1)
-    assert f"the engine's core process {core} ended" in server.log or "the engine ended by itself" in server.log
     server.wait_ready(restarts=1)
+    assert f"the engine's core process {core} ended" in server.log or "the engine ended by itself" in server.log
     assert server.pid("core") != core
-    engine = [process for process in old if "serve" in " ".join(process.cmdline() if process.is_running() else [])]
-    assert all("appliance.engine.serve" not in " ".join(process.cmdline()) for process in engine)
+    left = [one.pid for one in old if one.is_running() and "appliance.engine.serve" in one.cmdline()]
+    assert left == []
     assert server.chat(8).status_code == 200
 
 
@@ -235,7 +240,7 @@ def test_sigterm_lets_a_stream_finish_refuses_new_requests_and_leaves_nothing(se
     tokens = 400
     client = threading.Thread(target=lambda: pieces.extend(server.stream(tokens)))
     client.start()
-    until(lambda: (rundir.read(server.run_dir, rundir.HEARTBEAT) or {}).get("in_flight") == 1)
+    until(lambda: server.heartbeat["in_flight"] == 1)
     server.process.terminate()
     until(lambda: server.report().phase == "draining")
     assert server.health("live")[0] == 200

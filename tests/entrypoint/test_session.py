@@ -122,7 +122,7 @@ def test_it_serves_tells_how_to_use_it_and_ends_on_sigterm_with_nothing_left(sta
     run.wait(lambda: f"listening on http://127.0.0.1:{run.sidecar_port}" in run.log)
     with urllib.request.urlopen(f"http://127.0.0.1:{run.sidecar_port}/health/ready", timeout=5) as answer:
         assert answer.status == 200
-    for program in ("engine     | ", "guardian   | ", "sidecar    | ", "appliance  | "):
+    for program in ("engine     | ", "sidecar    | ", "appliance  | "):
         assert program in run.log
     tree = run.tree()
     assert len(tree) >= 6

@@ -33,9 +33,10 @@ def test_the_sidecar_is_restarted_and_stops_after_the_engine() -> None:
     found = parsed()
     sidecar = found["program:sidecar"]
     assert sidecar["autorestart"] == "true"
-    assert shlex.split(sidecar["command"])[-7:] == [
+    assert shlex.split(sidecar["command"])[-9:] == [
         *("sidecar", "--run-dir", "/run/appliance"),
         *("--host", "0.0.0.0", "--port", "8001"),
+        *("--log-format", "plain"),
     ]
     assert int(sidecar["priority"]) < int(found["program:engine"]["priority"])
 
