@@ -20,7 +20,7 @@ OPEN = frozenset({"/health", "/ping", "/version", "/metrics", "/load"})
 
 
 class KeyOnEveryPath:
-    """Given to vLLM with --middleware. Does nothing where no key is set; compares as vLLM does, in constant time."""
+    """Does nothing where no key is set; compares as vLLM does, in constant time."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app

@@ -55,7 +55,7 @@ logger = logging.getLogger("vllm.appliance.heartbeat")
 
 
 class InFlight:
-    """Given to vLLM with --middleware. Pure ASGI, so that streaming, cancellation and disconnects pass untouched."""
+    """Pure ASGI, so that streaming, cancellation and disconnects pass untouched."""
 
     def __init__(self, app: Application, activity: Activity = ACTIVITY, run_dir: Path | None = None) -> None:
         self.app = app

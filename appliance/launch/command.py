@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from appliance.profiles.schema import Profile
 
 SERVE = "appliance.engine.serve"
-MIDDLEWARE = ("appliance.engine.middleware.InFlight", "appliance.engine.authentication.KeyOnEveryPath")
+MIDDLEWARE = "appliance.engine.gate.Gate"
 SCHEDULER = "appliance.engine.scheduler.recording_scheduler"
 
 _FIRST = ("model", "served_model_name", "host", "port")
@@ -102,12 +102,12 @@ def _fill_draft(profile: Profile, found: dict[str, Sourced], draft: Sourced) -> 
 
 
 def _with_middleware(given: Sourced | None) -> Sourced:
-    ours = Sourced(list(MIDDLEWARE), "derived: the heartbeat, and the key on every path")
+    ours = Sourced([MIDDLEWARE], "derived: the heartbeat, and the key on every path")
     if given is None:
         return ours
-    # vLLM adds each as the next outer one. Ours are the innermost: what waits in theirs does not wait for the engine.
-    others = [name for name in given.value if name not in MIDDLEWARE]
-    return Sourced([*MIDDLEWARE, *others], both(given.source, ours.source))
+    # vLLM adds each as the next outer one. Ours is the innermost: what waits in theirs does not wait for the engine.
+    others = [name for name in given.value if name != MIDDLEWARE]
+    return Sourced([MIDDLEWARE, *others], both(given.source, ours.source))
 
 
 _ONE_ENGINE = "health watches one engine on one machine; start one appliance for each replica"

@@ -13,8 +13,8 @@ import pytest
 
 import appliance
 from appliance.acceleration.routes import ROUTES
-from appliance.engine import plugin
 from appliance.acceleration.state import state_of_routes
+from appliance.engine import plugin
 from appliance.health import proof, rundir
 
 if TYPE_CHECKING:

@@ -96,7 +96,7 @@ def test_the_release_profile_reaches_the_command_line(ask: Ask, tmp_path: Path) 
         "sm70": {"partial_prefix_cache": True, "mixed_prefill_step_latency_ms": 0}
     }
     assert json.loads(words[words.index("--override-generation-config") + 1])["top_k"] == 20
-    assert words[words.index("--middleware") + 1] == "appliance.engine.middleware.InFlight"
+    assert words[words.index("--middleware") + 1] == MIDDLEWARE
     assert plan.arguments["max_model_len"] == Sourced(262144, f"profile {RELEASE}")
     assert (plan.model.origin, plan.model.folder, plan.model.kind) == ("download", target, "nvfp4")
     assert plan.draft is not None
@@ -137,7 +137,7 @@ def test_the_layers_reach_the_command_once_each(ask: Ask, tmp_path: Path) -> Non
     assert plan.arguments["dtype"].source == "profile portable_smollm2"
     words = words_of(plan)
     assert words[-4:] == ["--max-num-seqs", "3", "--no-enforce-eager", "-q=fp8"]
-    names = [word for word in words if word.startswith("-") and word != "--middleware"]
+    names = [word for word in words if word.startswith("-")]
     assert len(names) == len(set(names))
     assert "--enforce-eager" not in names
     assert "--no-enable-prefix-caching" in names
@@ -172,7 +172,7 @@ def test_a_persons_switches_join_the_profiles(after: list[str], expected: dict[s
 
 def test_a_persons_middleware_joins_ours(ask: Ask) -> None:
     plan = resolve(ask("none", after=["--middleware", "a.B", "--middleware=c.D"]))
-    assert argument(plan, "middleware") == [*MIDDLEWARE, "a.B", "c.D"]
+    assert argument(plan, "middleware") == [MIDDLEWARE, "a.B", "c.D"]
 
 
 @pytest.mark.parametrize("after", [["--speculative-config", "None"], ["-sc", ""]])

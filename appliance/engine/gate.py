@@ -1,0 +1,22 @@
+"""What every request passes on its way to vLLM: the key, then the count. One class, as vLLM warns of a second."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from appliance.engine.authentication import KeyOnEveryPath
+from appliance.engine.middleware import InFlight
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp, Receive, Scope, Send
+
+
+class Gate:
+    """Given to vLLM with --middleware. A request without the key is not counted as work."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = KeyOnEveryPath(InFlight(app))
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on."""
+        await self.app(scope, receive, send)
