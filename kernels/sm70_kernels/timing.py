@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
+from collections import deque
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -33,10 +34,12 @@ def graph_microseconds(calls: Sequence[Callable[[], object]], launches: int = 20
             call()
     warm.synchronize()
     graph = torch.cuda.CUDAGraph()
+    # Results are kept for a round: their memory would else be reused at once, and writes never leave L2.
+    results: deque[object] = deque(maxlen=len(calls))
     with torch.cuda.graph(graph):
         for _ in range(rounds):
             for call in calls:
-                call()
+                results.append(call())
     graph.replay()
     times = [_elapsed(graph.replay) for _ in range(replays)]
     return statistics.median(times) / (rounds * len(calls))

@@ -2,14 +2,16 @@
 
     python tests/gpu/benchmark.py FILE.json
 
-Each figure is a call inside a graph, over arguments that together exceed L2. `share` is the time that an ideal kernel's
-bytes take at this card's copy bandwidth, over the time taken: 1 is a kernel as fast as a copy. Where few bytes move,
-that share only says how small a launch is.
+Each figure is a call inside a graph, over arguments and results that together exceed L2. A share of 100% is the speed
+of a large copy on this card. `copy` is torch's copy of as many bytes, timed as the kernels are: where few bytes move,
+both take what a launch takes. What each rival is stands in `RIVALS`; `-` says that it has no such kernel, or is not
+here.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +20,7 @@ import torch
 
 from sm70_kernels import shapes
 from sm70_kernels.heuristics import elementwise
-from sm70_kernels.launch import launch
+from sm70_kernels.launch import launch, launcher
 from sm70_kernels.proof.subject import copied, subjects
 from sm70_kernels.reference import elementwise as reference
 from sm70_kernels.timing import copy_bandwidth, graph_microseconds, host_microseconds, rotations
@@ -31,7 +33,6 @@ if TYPE_CHECKING:
 
 GPU = torch.device("cuda")
 OPERATORS = ("rms_norm", "add_rms_norm", "gated_rms_norm", "qk_norm_mrope", "silu_and_mul", "sigmoid_gate")
-# Upstream has torch.compile make its Gemma-style norms, for whatever number of tokens comes.
 COMPILED = {name: torch.compile(getattr(reference, name), dynamic=True) for name in OPERATORS}
 
 
@@ -55,16 +56,16 @@ def eager(operator: str, arguments: Arguments) -> Call | None:
 
 
 def upstream(operator: str, arguments: Arguments) -> Call | None:
-    """Return the call of vLLM's own kernel. ImportError where there is no vLLM."""
+    """Return the call of vLLM's own kernels. ImportError where there is no vLLM."""
     from vllm import _custom_ops
     from vllm.model_executor.layers.fla.ops.layernorm_guard import rmsnorm_fn
+    from vllm.model_executor.layers.rotary_embedding.mrope import triton_mrope
 
     if operator == "rms_norm":
         x, weight, eps = arguments
         out = torch.empty_like(x)
         return lambda: _custom_ops.rms_norm(out, x, weight, eps)
     if operator == "add_rms_norm":
-        # In place, and with an FP16 residual: 8 bytes an element, where an FP32 residual makes it 12.
         x, residual, weight, eps = arguments
         carried = residual.half()
         return lambda: _custom_ops.fused_add_rms_norm(x, carried, weight, eps)
@@ -72,6 +73,18 @@ def upstream(operator: str, arguments: Arguments) -> Call | None:
         x, z, weight, eps = arguments
         rows = x.reshape(-1, x.shape[-1]), z.reshape(-1, z.shape[-1])
         return lambda: rmsnorm_fn(rows[0], weight, None, z=rows[1], eps=eps, norm_before_gate=True)
+    if operator == "qk_norm_mrope":
+        q, k, positions, q_weight, k_weight, cache, sections, eps = arguments
+        packed = [(heads.contiguous(), torch.empty_like(heads.contiguous())) for heads in (q, k)]
+
+        def norm_and_turn() -> object:
+            for (heads, out), weight in zip(packed, (q_weight, k_weight), strict=True):
+                _custom_ops.rms_norm(out, heads, weight, eps)
+            cosine, sine = cache[positions].chunk(2, dim=-1)
+            flat = [out.view(out.shape[0], -1) for _, out in packed]
+            return triton_mrope(*flat, cosine, sine, list(sections), q.shape[-1], cache.shape[1], True)
+
+        return norm_and_turn
     if operator == "silu_and_mul":
         (x,) = arguments
         halved = x.new_empty((x.shape[0], x.shape[1] // 2))
@@ -79,7 +92,17 @@ def upstream(operator: str, arguments: Arguments) -> Call | None:
     return None
 
 
-RIVALS = {"ours": ours, "torch.compile": compiled, "torch": eager, "vllm": upstream}
+RIVALS = {
+    "ours": (ours, "torch.ops.sm70"),
+    "compile": (compiled, "torch.compile of our reference: what upstream does for its Gemma norms (forward_native)"),
+    "torch": (eager, "torch.nn.functional.rms_norm, by w"),
+    "vllm": (
+        upstream,
+        "_custom_ops.rms_norm and fused_add_rms_norm, by w and not by 1 + w, the latter in place and with an FP16 "
+        "residual (8 bytes an element, not 12); rmsnorm_fn; for qk_norm_mrope rms_norm of packed q and of packed k, a "
+        "lookup and triton_mrope; silu_and_mul",
+    ),
+}
 
 
 def measure(operator: str, case: shapes.Case, bandwidth: float) -> dict[str, Any]:
@@ -89,7 +112,7 @@ def measure(operator: str, case: shapes.Case, bandwidth: float) -> dict[str, Any
     first = subject.inputs(case, GPU)
     sets = [tuple(copied(each, GPU) for each in first) for _ in range(rotations(moved, GPU))]
     row: dict[str, Any] = {"case": case.name, "bytes": moved, "us": {}, "share": {}, "absent": {}}
-    for name, rival in RIVALS.items():
+    for name, (rival, _) in RIVALS.items():
         try:
             calls = [call for each in sets if (call := rival(operator, each)) is not None]
             if calls:
@@ -97,41 +120,67 @@ def measure(operator: str, case: shapes.Case, bandwidth: float) -> dict[str, Any
                 row["share"][name] = round(moved / bandwidth * 1e6 / row["us"][name], 4)
         except Exception as error:  # noqa: BLE001 - whatever a rival does, ours is still measured
             row["absent"][name] = f"{type(error).__name__}: {error}".splitlines()[0][:160]
+    sources = [torch.empty(moved // 2, dtype=torch.uint8, device=GPU) for _ in sets]
+    row["us"]["copy"] = round(graph_microseconds([source.clone for source in sources]), 3)
     return row
 
 
 def overheads() -> dict[str, float]:
-    """Return the host's µs for a bare launch, and for an operator called through torch."""
+    """Return the host's µs: of the driver's call alone, of a launch, of an operator, and of torch's own operators."""
     x, weight, eps = subjects()["rms_norm"].inputs(shapes.cases("rms_norm", "selftest")[0], GPU)
     out = torch.empty_like(x)
     spec = elementwise.rms_norm(x.shape[-1], True, 0)
     assert spec is not None
-    arguments = (out, 0, x, 0, weight, x.shape[-1], x.stride(0), 0, eps)
-    return {
-        "launch": round(host_microseconds(lambda: launch(spec, x.shape[0], spec.threads, arguments)), 3),
-        "operator": round(host_microseconds(lambda: torch.ops.sm70.rms_norm(x, weight, eps)), 3),
-        "torch_add": round(host_microseconds(lambda: torch.add(x, x, out=out)), 3),
+    arguments = (out, 0, x, 0, weight, x.shape[0], x.shape[-1], x.stride(0), 0, eps)
+    launch(spec, x.shape[0], spec.threads, arguments)
+    function = launcher._FUNCTIONS[spec, torch.cuda.current_device()]
+    # The launch above has left its configuration and parameters there.
+    _, configuration, pointers = function._parameters.all
+    timed = {
+        "driver": lambda: function._launch(configuration, function._handle, pointers, None),
+        "launch": lambda: launch(spec, x.shape[0], spec.threads, arguments),
+        "operator": lambda: torch.ops.sm70.rms_norm(x, weight, eps),
+        "torch_add_out": lambda: torch.add(x, x, out=out),
+        "torch_add": lambda: torch.add(x, x),
+        "torch_rms_norm": lambda: torch.nn.functional.rms_norm(x, x.shape[-1:], weight, eps),
     }
+    return {name: round(host_microseconds(call), 3) for name, call in timed.items()}
+
+
+def line(row: dict[str, Any]) -> str:
+    """Return one line for a case: ours as a share of the copy bandwidth and of a copy as large, then µs of each."""
+    columns = [row["us"].get(name) for name in (*RIVALS, "copy")]
+    us = row["us"].get("ours")
+    shares = "   -      - " if us is None else f"{row['share']['ours']:6.1%} {row['us']['copy'] / us:6.1%}"
+    return f"{row['case']:76} {shares} " + " ".join(f"{'-' if us is None else f'{us:.2f}':>8}" for us in columns)
 
 
 def main() -> int:
-    """Measure, print one line a case, and write the record."""
+    """Measure, print one line a case, and write the record after each."""
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     bandwidth = copy_bandwidth(GPU)
     record: dict[str, Any] = {
         "gpu": torch.cuda.get_device_name(),
         "torch": torch.__version__,
         "copy_bytes_per_s": round(bandwidth),
         "host_us": overheads(),
+        "rivals": {name: what for name, (_, what) in RIVALS.items()},
         "cases": [],
     }
-    print(f"{record['gpu']}: copy {bandwidth / 1e9:.0f} GB/s; host µs {record['host_us']}")
+    host = record["host_us"]
+    print(f"{record['gpu']}: copy {bandwidth / 1e9:.0f} GB/s")
+    print("host µs:", ", ".join(f"{name} {us:.2f}" for name, us in host.items()))
+    print(f"a launch takes {host['launch'] / host['torch_add_out']:.2f} of torch's add into a given tensor")
+    print(f"{'µs':76} {'share':>6} {'copy':>6} " + " ".join(f"{name:>8}" for name in (*RIVALS, "copy")))
+    absent: dict[str, str] = {}
     for operator in OPERATORS:
         for case in shapes.cases(operator, "benchmark"):
             row = measure(operator, case, bandwidth)
             record["cases"].append(row)
-            told = "  ".join(f"{name} {us:.2f} µs ({row['share'][name]:.0%})" for name, us in row["us"].items())
-            print(f"{row['case']}: {told}  {row['absent'] or ''}", flush=True)
-    Path(sys.argv[1]).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+            absent |= {f"{operator}, {name}": why for name, why in row["absent"].items()}
+            print(line(row), flush=True)
+            Path(sys.argv[1]).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    print(*(f"{rival}: {why}" for rival, why in absent.items()), sep="\n")
     return 0
 
 

@@ -1,12 +1,15 @@
-"""Launch each kernel a few times with nothing else around it, for compute-sanitizer; see run.sh. Wants no pytest.
+"""Launch each kernel a few times with nothing else around it, for compute-sanitizer: sanitized.py SECONDS; see run.sh.
 
+Wants no pytest. Every operator has its first case before any has its second, and no case starts after SECONDS.
 Inputs are made and results checked on the CPU, so that the sanitizer instruments our kernels and hardly any other.
 Run it with PYTORCH_NO_CUDA_MEMORY_CACHING=1: each tensor is then an allocation of its own, and memcheck sees its ends.
 """
 
 from __future__ import annotations
 
+import itertools
 import sys
+import time
 from typing import TYPE_CHECKING
 
 import torch
@@ -46,9 +49,19 @@ def failed(subject: Subject, case: Case) -> str:
 
 
 def main() -> int:
-    """Run every chosen case. Returns 1 when a result is wrong."""
-    wrong = [text for subject in subjects().values() for case in chosen(subject) if (text := failed(subject, case))]
-    print(f"{len({spec.name for spec, _ in launcher._FUNCTIONS})} kernels launched, {len(wrong)} results wrong")
+    """Run the chosen cases while time lasts. Returns 1 when a result is wrong."""
+    start, limit = time.monotonic(), float(sys.argv[1])
+    turns = itertools.zip_longest(*([(subject, case) for case in chosen(subject)] for subject in subjects().values()))
+    work = [pair for turn in turns for pair in turn if pair is not None]
+    done, wrong = 0, []
+    for subject, case in work:
+        if time.monotonic() - start > limit:
+            break
+        done += 1
+        if text := failed(subject, case):
+            wrong.append(text)
+    kernels = len({spec.name for spec, _ in launcher._FUNCTIONS})
+    print(f"{done} of {len(work)} cases, {kernels} kernels, {len(wrong)} results wrong")
     print("\n".join(wrong))
     return 1 if wrong else 0
 

@@ -100,6 +100,26 @@ def test_rows_do_not_depend_on_what_runs_beside_them() -> None:
         assert torch.equal(alone[0], together[row])
 
 
+def test_rows_taken_several_at_once_have_the_bits_of_rows_alone() -> None:
+    many = 2 * (elementwise.MANY_ROWS // 2) + 1
+    x, weight, eps = subjects()["rms_norm"].inputs(
+        shapes.Case("rms_norm", {"tokens": many, "hidden": shapes.HIDDEN}), torch.device("cuda")
+    )
+    together = torch.ops.sm70.rms_norm(x, weight, eps)
+    halves = [torch.ops.sm70.rms_norm(part, weight, eps) for part in x.tensor_split(2)]
+    assert torch.equal(together, torch.cat(halves))
+    sizes = {"tokens": many, "q_heads": 6, "k_heads": 2, "head": shapes.HEAD, "rotary": shapes.ROTARY, "axes": 3}
+    q, k, positions, *rest = subjects()["qk_norm_mrope"].inputs(
+        shapes.Case("qk_norm_mrope", sizes), torch.device("cuda")
+    )
+    whole = torch.ops.sm70.qk_norm_mrope(q, k, positions, *rest)
+    first, second = (
+        torch.ops.sm70.qk_norm_mrope(*each, *rest)
+        for each in zip(q.tensor_split(2), k.tensor_split(2), positions.tensor_split(2, dim=1), strict=True)
+    )
+    assert same_bits(whole, tuple(torch.cat(parts) for parts in zip(first, second, strict=True)))
+
+
 def test_a_position_outside_the_table_reads_its_nearest_row() -> None:
     q, k, positions, *rest = arguments_of("qk_norm_mrope")
     last = rest[2].shape[0] - 1

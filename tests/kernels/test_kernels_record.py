@@ -68,11 +68,15 @@ def test_a_kernel_that_came_later_does_not_hide(outcome: Outcome) -> None:
 def test_the_sanitizers_verdict_is_added(tmp_path: Path, outcome: Outcome) -> None:
     path = tmp_path / "gpu.json"
     path.write_text(json.dumps(made([outcome])))
-    add_sanitizer(path, {"racecheck": "failed: 3 hazards", "memcheck": "clean"})
+    add_sanitizer(path, "--report-api-errors no", {"racecheck": "failed: 3 hazards", "memcheck": "clean"})
     record = json.loads(path.read_text())
-    assert record["sanitizer"] == {"memcheck": "clean", "racecheck": "failed: 3 hazards"}
+    assert record["sanitizer"] == {
+        "asked": "--report-api-errors no",
+        "memcheck": "clean",
+        "racecheck": "failed: 3 hazards",
+    }
     assert complaints(record) == ["racecheck says failed: 3 hazards"]
-    add_sanitizer(path, {"memcheck": "clean", "racecheck": "not finished in 150 s"})
+    add_sanitizer(path, "", {"memcheck": "clean", "racecheck": "not finished in 150 s"})
     assert complaints(json.loads(path.read_text())) == []
 
 

@@ -14,7 +14,10 @@
 #include "norm/reduce.cuh"
 #include "ptx/vector.cuh"
 
-extern "C" __global__ void __launch_bounds__(THREADS, 1280 / THREADS)
+// Several rows would take more registers than four blocks of 320 threads an SM leave room for.
+constexpr int BLOCKS_AN_SM = ROWS == 1 || THREADS < 64 ? 1 : 1280 / THREADS;
+
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_AN_SM)
     rms_norm(unsigned short* out, float* residual_out, const unsigned short* x, const void* residual,
              const unsigned short* weight, int rows, int hidden, long long x_stride, long long residual_stride, float eps) {
     const int first = blockIdx.x * ROWS;

@@ -101,8 +101,8 @@ class _Function:
         self._stream: Callable[[int], int] = torch._C._cuda_getCurrentRawStream
 
     def __call__(self, grid: Extent, block: Extent, values: list[int | float], shared_bytes: int) -> None:
-        gx, gy, gz = (grid, 1, 1) if type(grid) is int else grid
-        bx, by, bz = (block, 1, 1) if type(block) is int else block
+        gx, gy, gz = (grid, 1, 1) if isinstance(grid, int) else grid
+        bx, by, bz = (block, 1, 1) if isinstance(block, int) else block
         if bx * by * bz != self._spec.threads:
             raise ValueError(f"{self._spec.name} is built for blocks of {self._spec.threads} threads, not {block}")
         buffer, configuration, pointers = self._parameters.all

@@ -65,10 +65,13 @@ def compose(host: Host, outcomes: Iterable[Outcome], launched: Iterable[str], gr
     return json.dumps(record, indent=1) + "\n"
 
 
-def add_sanitizer(path: Path, verdicts: Mapping[str, str]) -> None:
-    """Write the sanitizer's verdicts, such as `{"memcheck": "clean"}`, into the record at `path`."""
+def add_sanitizer(path: Path, asked: str, verdicts: Mapping[str, str]) -> None:
+    """Write into the record at `path` what the sanitizer was asked, and each tool's verdict on it.
+
+    `asked` is its command line without the tool; `verdicts` are such as `{"memcheck": "clean"}`.
+    """
     record = json.loads(path.read_text(encoding="utf-8"))
-    record["sanitizer"] = dict(sorted(verdicts.items()))
+    record["sanitizer"] = {"asked": asked, **dict(sorted(verdicts.items()))}
     path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
 
 
