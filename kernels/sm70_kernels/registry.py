@@ -33,7 +33,11 @@ CSRC = Path(__file__).resolve().parent.parent / "csrc"
 FLAGS = ("--gpu-architecture=sm_70", "-std=c++17", "--ptxas-options=-v")
 """One compilation yields the sm_70 cubin, its PTX (target sm_70: any newer GPU may compile it) and ptxas' figures."""
 
-FAMILIES: tuple[str, ...] = ("sm70_kernels.heuristics.hardware", "sm70_kernels.heuristics.elementwise")
+FAMILIES: tuple[str, ...] = (
+    "sm70_kernels.heuristics.hardware",
+    "sm70_kernels.heuristics.elementwise",
+    "sm70_kernels.heuristics.dense",
+)
 """Modules with a table `SPECIALISATIONS`, in the order in which they are built."""
 
 PARAMETER_BYTES = {"P": 8, "q": 8, "Q": 8, "i": 4, "I": 4, "f": 4}

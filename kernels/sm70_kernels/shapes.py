@@ -21,6 +21,8 @@ INTERMEDIATE = 17408
 QUERY_HEADS, KEY_HEADS, HEAD, ROTARY = 24, 4, 256, 64
 MROPE_SECTIONS = (11, 11, 10)
 GDN_HEADS, GDN_HEAD = 48, 128
+GDN_COLUMNS = 16384
+"""Query, key, value and z of a gated delta net."""
 EPS = 1e-6
 
 RANKS = (1, 2, 4)
@@ -127,13 +129,73 @@ def silu_and_mul_cases(scope: Scope) -> Iterator[Case]:
         yield Case("silu_and_mul", {"tokens": 0, "width": 4352})
 
 
+def dense_layers(ranks: int) -> dict[str, tuple[int, int, bool]]:
+    """Return the dense layers of a rank: columns of the result, K, and whether they are a gate and an up."""
+    mixed = QUERY_HEADS * HEAD // ranks
+    return {
+        "gate_up": (INTERMEDIATE // ranks, HIDDEN, True),
+        "down": (HIDDEN, INTERMEDIATE // ranks, False),
+        "out": (HIDDEN, mixed, False),
+        "qkv": ((2 * QUERY_HEADS + 2 * KEY_HEADS) * HEAD // ranks, HIDDEN, False),
+        "qkvz": (GDN_COLUMNS // ranks, HIDDEN, False),
+    }
+
+
+def dense_cases(scope: Scope) -> Iterator[Case]:
+    """Yield dense layers: small ones of the forms that serve four ranks, in the suite also the real ones and odd sizes.
+
+    `rows` go through every tile of rows, through the boundaries between them, and to where weights are expanded.
+    """
+    if scope == "benchmark":
+        for layer in dense_layers(4).values():
+            yield from (_dense(rows, *layer) for rows in (1, 8, 16, 24, 32, 48, 64, 128, 512, 1024, 2048))
+        return
+    for gated in (False, True):
+        yield from (_dense(rows, 2600, 384, gated) for rows in (1, 8, 16, 24, 32, 48, 64, 128, 1024))
+        yield _dense(5, 2600, 384, gated, channel=1)
+    if scope == "suite":
+        yield from _real_dense_cases()
+        yield from _odd_dense_cases()
+
+
+def _dense(rows: int, n: int, k: int, gated: bool, **more: int) -> Case:
+    return Case("dense_w8a16_silu_mul" if gated else "dense_w8a16", {"rows": rows, "n": n, "k": k, **more})
+
+
+def _real_dense_cases() -> Iterator[Case]:
+    tiles_of_rows = (1, 8, 16, 24, 32, 48, 64)
+    for ranks in RANKS:
+        for layer in dense_layers(ranks).values():
+            yield from (_dense(rows, *layer) for rows in tiles_of_rows)
+    for name in ("gate_up", "out"):
+        yield from (_dense(rows, *dense_layers(4)[name]) for rows in (2, 7, 9, 31, 33, 65, 200, 2048))
+    # GDN's b and a beside query, key, value and z at four ranks, and the LM head.
+    for rows in tiles_of_rows:
+        yield _dense(rows, (GDN_COLUMNS + 2 * GDN_HEADS) // 4, HIDDEN, False)
+        yield _dense(rows, 62080, HIDDEN, False)
+
+
+def _odd_dense_cases() -> Iterator[Case]:
+    kinds = (False, True)
+    for rows in (1, 16, 24, 32, 48, 64, 256):
+        yield from (_dense(rows, 600, 1100, gated, zeros=1, channel=int(rows % 32 == 0)) for gated in kinds)
+    for rows in (65, 90, 129):
+        yield from (_dense(rows, n, 1024, gated) for n in (64, 6000, 9000) for gated in kinds)
+    yield from (_dense(rows, 1, 1, False) for rows in (1, 33))
+    for n, k in ((7, 9), (31, 127), (33, 129), (100, 8), (257, 1001), (32, 17408)):
+        yield from (_dense(rows, n, k, gated, channel=rows % 2) for rows in (1, 5, 33, 1024) for gated in kinds)
+    yield from (_dense(9, 96, 512, False, gap=gap) for gap in (1, 8))
+    yield from (_dense(rows, 96, 512, False, power=power) for rows in (9, 1024) for power in (-12, 6))
+    yield from (_dense(0, 96, 512, gated) for gated in kinds)
+
+
 def hardware_cases(_: Scope) -> Iterator[Case]:
     """Yield the two questions to the card itself."""
     yield Case("mma_lanes", {"seed": 1})
     yield Case("dequant_codes", {})
 
 
-FAMILIES = (hardware_cases, rms_norm_cases, head_cases, silu_and_mul_cases)
+FAMILIES = (hardware_cases, rms_norm_cases, head_cases, silu_and_mul_cases, dense_cases)
 
 
 def cases(operator: str, scope: Scope) -> list[Case]:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from sm70_kernels.shapes import Case
 
-FAMILIES = ("sm70_kernels.proof.hardware", "sm70_kernels.proof.elementwise")
+FAMILIES = ("sm70_kernels.proof.hardware", "sm70_kernels.proof.elementwise", "sm70_kernels.proof.dense")
 """Modules with a table `SUBJECTS: tuple[Subject, ...]`."""
 
 GATE = 1e-3

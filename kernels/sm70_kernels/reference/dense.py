@@ -1,0 +1,38 @@
+"""What a dense layer with packed FP8 weights computes, in plain torch. FP16 is worked in FP32, FP64 in FP64."""
+
+from __future__ import annotations
+
+import torch
+
+from sm70_kernels.pack.dense import E4M3_FOLD, unpack
+
+
+def dense_w8a16(
+    x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor, _counters: torch.Tensor, n: int, k: int, _unit: float
+) -> torch.Tensor:
+    """Return x · Wᵀ in x's type; the arguments are those of the operator (`pack.dense.PackedDense.arguments`)."""
+    return _product(x, dequantised(weight, scale)[:n, :k]).to(x.dtype)
+
+
+def dense_w8a16_silu_mul(
+    x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor, _counters: torch.Tensor, n: int, k: int, _unit: float
+) -> torch.Tensor:
+    """Return silu(x · Gᵀ) · (x · Uᵀ), rounded once; tiles of G and U alternate in the packed weight."""
+    tiles, columns = weight.shape[0], 32
+    alternating = dequantised(weight, scale).view(tiles // 2, 2, columns, -1)
+    gate, up = (_product(x, half.reshape(-1, half.shape[-1])[:n, :k]) for half in alternating.unbind(1))
+    return (torch.nn.functional.silu(gate) * up).to(x.dtype)
+
+
+def dequantised(weight: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    """Return W [32 · tiles, 128 · blocks] of a packed weight, in `scale`'s type."""
+    tiles, blocks = weight.shape[:2]
+    _, parts, columns = scale.split([blocks, blocks, scale.shape[1] - 2 * blocks], dim=1)
+    values = unpack(weight).view(torch.float8_e4m3fn).to(scale.dtype)
+    scaled = values.view(tiles, 32, blocks, 128) * parts[:, None, :, None] * columns[:, :, None, None] / E4M3_FOLD
+    return scaled.view(tiles * 32, blocks * 128)
+
+
+def _product(x: torch.Tensor, matrix: torch.Tensor) -> torch.Tensor:
+    wide = torch.float64 if x.dtype == torch.float64 else torch.float32
+    return x.to(wide) @ matrix.to(wide).T

@@ -1,0 +1,42 @@
+"""Which tactic the dense operators use: what a tuning record says, else the table's first. Imports no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from sm70_kernels.heuristics import dense
+
+if TYPE_CHECKING:
+    from sm70_kernels.heuristics.dense import Layer, Tactic
+
+
+@dataclass(slots=True)
+class Choices:
+    """What was timed on this card: a tactic by layer and bucket of rows, and the rows from which a layer expands."""
+
+    tactics: dict[tuple[Layer, int], Tactic] = field(default_factory=dict)
+    expand_from: dict[Layer, int] = field(default_factory=dict)
+
+
+_ADOPTED = Choices()
+
+
+def adopt(choices: Choices) -> None:
+    """Let the operators use these choices from now on; graphs that are captured already keep what they have."""
+    _ADOPTED.tactics = dict(choices.tactics)
+    _ADOPTED.expand_from = dict(choices.expand_from)
+
+
+def tactic_for(layer: Layer, rows: int) -> Tactic:
+    """Return the tactic that serves a number of rows."""
+    if rows <= dense.INVARIANT_ROWS and _ADOPTED.tactics:
+        found = _ADOPTED.tactics.get((layer, dense.bucket_of(rows)))
+        if found:
+            return found
+    return dense.candidates(layer, rows)[0]
+
+
+def expands(layer: Layer, rows: int) -> bool:
+    """Say whether so many rows are served by expanding the weights to FP16 for a library's matrix product."""
+    return rows >= _ADOPTED.expand_from.get(layer, dense.EXPAND_FROM)
