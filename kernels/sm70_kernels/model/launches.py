@@ -8,13 +8,31 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from sm70_kernels.heuristics.dense import BLOCK, TILE
 from sm70_kernels.model.prediction import Buffer, Launch
 from sm70_kernels.shapes import EPS
 
 if TYPE_CHECKING:
+    from sm70_kernels.heuristics.dense import Layer, Plan
     from sm70_kernels.registry import Specialisation
 
 _MOST_SAMPLES = 4
+"""Blocks along a cut of K that are emulated: their parts differ by a block of K at most."""
+
+
+def dense(plan: Plan, layer: Layer, rows: int, n: int, k: int) -> Launch:
+    """A dense layer with FP8 weights of `n` output columns (of each half, when gated) and `k` inputs."""
+    split = plan.grid[2]
+    weights = Buffer(layer.tiles * TILE * layer.blocks * BLOCK, cold=True)
+    scales = Buffer(layer.tiles * (2 * layer.blocks + TILE) * 4, cold=True)
+    out, x = Buffer(2 * rows * n), Buffer(2 * rows * k)
+    partials, counters = Buffer(4 * plan.partials), Buffer(4 * plan.grid[0] * plan.grid[1])
+    args = (out, x, weights, scales, partials, counters, rows, n, k, layer.tiles, layer.blocks, k)
+    sample = tuple((0, 0, part) for part in range(min(split, _MOST_SAMPLES)))
+    shape = f"M={rows} N={n * (2 if layer.gated else 1)} K={k}"
+    closing = split - 1 if split > 1 else None
+    products = rows * layer.tiles * TILE * layer.blocks * BLOCK
+    return Launch(plan.grid, args, shape, sample, closing, split, products)
 
 
 def rms_norm(spec: Specialisation, tokens: int, hidden: int) -> Launch:
@@ -23,7 +41,7 @@ def rms_norm(spec: Specialisation, tokens: int, hidden: int) -> Launch:
     rows = Buffer(2 * tokens * hidden)
     carried = Buffer((0, 2, 4)[residual] * tokens * hidden)
     total = Buffer(4 * tokens * hidden if residual else 0)
-    args = (rows, total, rows, carried, Buffer(2 * hidden, cold=True), hidden, hidden, hidden, EPS)
+    args = (rows, total, rows, carried, Buffer(2 * hidden, cold=True), tokens, hidden, hidden, hidden, EPS)
     return Launch(tokens, args, f"tokens={tokens} hidden={hidden}")
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sm70_kernels import shapes
-from sm70_kernels.heuristics import elementwise
+from sm70_kernels.heuristics import dense, elementwise
 from sm70_kernels.model import launches
 from sm70_kernels.model.constants import Corner, constants
 from sm70_kernels.model.prediction import Launch, Prediction, predict
@@ -18,6 +18,10 @@ if TYPE_CHECKING:
 
 GDN_LAYERS, ATTENTION_LAYERS = 48, 16
 LAYERS = GDN_LAYERS + ATTENTION_LAYERS
+ATTENTION_COLUMNS = (2 * shapes.QUERY_HEADS + 2 * shapes.KEY_HEADS) * shapes.HEAD
+"""Queries with their output gates, keys and values."""
+GDN_COLUMNS = 16384
+"""Queries, keys, values and z of a GDN layer (checkpoints.md, TP1)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +33,28 @@ class Planned:
     count: int
     spec: Specialisation
     launch: Launch
+
+    def predict(self, corner: Corner = "expected") -> Prediction:
+        """Return what the model says of it. Raises KernelError."""
+        return predict(self.spec, self.launch, corner)
+
+
+def projections(tokens: int, ranks: int) -> Iterator[Planned]:
+    """Yield the dense layers with FP8 weights of a step."""
+    hidden, inner = shapes.HIDDEN, shapes.INTERMEDIATE // ranks
+    mixed = shapes.GDN_HEADS * shapes.GDN_HEAD // ranks
+    rows = (
+        ("gate_up", LAYERS, inner, hidden, True),
+        ("down", LAYERS, hidden, inner, False),
+        ("qkv", ATTENTION_LAYERS, ATTENTION_COLUMNS // ranks, hidden, False),
+        ("o", ATTENTION_LAYERS, hidden, shapes.QUERY_HEADS * shapes.HEAD // ranks, False),
+        ("qkvz", GDN_LAYERS, GDN_COLUMNS // ranks, hidden, False),
+        ("out", GDN_LAYERS, hidden, mixed, False),
+    )
+    for part, count, n, k, gated in rows:
+        layer = dense.layer_of(n, k, gated)
+        plan = dense.plan(layer, tokens)
+        yield Planned(part, "dense", count, plan.spec, launches.dense(plan, layer, tokens, n, k))
 
 
 def norms(tokens: int, ranks: int) -> Iterator[Planned]:
@@ -96,15 +122,4 @@ def total(
 
 def launches_of(tokens: int, ranks: int) -> list[Planned]:
     """Return every launch of a decode step that our kernels serve."""
-    return [*norms(tokens, ranks)]
-
-
-def step(
-    tokens: int, ranks: int, name: str | None = None, corner: Corner = "expected"
-) -> list[tuple[Planned, Prediction]]:
-    """Return the launches of a decode step with their predictions; `name` picks those whose part or kernel has it."""
-    return [
-        (planned, predict(planned.spec, planned.launch, corner))
-        for planned in launches_of(tokens, ranks)
-        if name is None or name in planned.part or name in planned.spec.name
-    ]
+    return [*projections(tokens, ranks), *norms(tokens, ranks)]

@@ -1,0 +1,194 @@
+"""Waves, ranges and records of the predicting model, and its command."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from dataclasses import fields
+
+import pytest
+from model_kernels import COPY, FFMA, HEAD, compiled, predicted
+
+from sm70_kernels.model import __main__ as command
+from sm70_kernels.model import step
+from sm70_kernels.model.constants import FILE, Constants, Corner, constants
+from sm70_kernels.model.prediction import Buffer, Launch, predict_code
+
+OUT = Buffer(1 << 20)
+
+
+def ffma(blocks: int, corner: Corner = "expected") -> float:
+    """Cycles of blocks of 1024 threads, of which an SM holds two at once."""
+    code, kernel = compiled(FFMA, "Pffi", 1024, CHAINS=8)
+    return predict_code(code, Launch(blocks, (OUT, 1.0, 2.0, 2)), kernel, corner).body_cycles
+
+
+def test_every_constant_has_a_range_a_unit_and_a_source() -> None:
+    tables = tomllib.loads(FILE.read_text())
+    rows = {name: row for table in tables.values() for name, row in table.items()}
+    assert rows.keys() == {field.name for field in fields(Constants)}
+    for name, row in rows.items():
+        assert row.keys() == {"value", "slow", "fast", "unit", "source"}, name
+        assert min(row["slow"], row["fast"]) <= row["value"] <= max(row["slow"], row["fast"]), name
+        assert row["unit"], name
+        assert row["source"], name
+    assert constants().hmma_step * 4 == pytest.approx(8.38)
+    # volta.md C.0: 125.3 TFLOP/s at 1.53 GHz when a step takes two cycles.
+    fast = constants("fast")
+    assert 2 * fast.products_a_cycle * fast.clock / 1e3 == pytest.approx(125.3, rel=1e-3)
+
+
+def test_blocks_that_share_an_sm_share_its_pipes() -> None:
+    one, two = ffma(80), ffma(160)
+    # Eight warps a sub-core fill the FMA pipe, so that sixteen take twice as long; only the start is common.
+    assert 1.8 < two / one < 2.05
+    # A third block of an SM waits until one of two has ended; one SM with three is as slow as all with three.
+    assert ffma(161) == pytest.approx(ffma(240), rel=0.02)
+    assert ffma(161) > 1.3 * two
+
+
+def test_a_tail_is_named() -> None:
+    code, kernel = compiled(FFMA, "Pffi", 1024, CHAINS=8)
+    found = predict_code(code, Launch(88, (OUT, 1.0, 2.0, 8)), kernel)
+    assert found.waves == pytest.approx(88 / 80 / 2)
+    # 88 blocks on 80 SMs: eight SMs have two, all others are idle half the time; but those eight are busy.
+    assert found.bound == "fma"
+    copy = predicted(COPY, "PPi", 32, Launch(88, (OUT, OUT, 1 << 15)))
+    assert copy.bound == "wave tail"
+
+
+def test_many_rounds_of_blocks_cost_as_much_each() -> None:
+    few, many = ffma(80 * 6), ffma(80 * 24)
+    assert many / few == pytest.approx(4, rel=0.05)
+
+
+def test_the_slow_end_of_all_ranges_is_slower() -> None:
+    fast, expected, slow = (ffma(80, corner) for corner in ("fast", "expected", "slow"))
+    assert fast <= expected <= slow
+    machines = [constants(corner) for corner in ("fast", "expected", "slow")]
+    assert [machine.microseconds(1e6) for machine in machines] == sorted(m.microseconds(1e6) for m in machines)
+
+
+LAST = (
+    HEAD
+    + """(float* out, int* counter, int n) {
+    __shared__ int mine;
+    if (threadIdx.x == 0) mine = atomicAdd(counter, 1);
+    __syncthreads();
+    if (mine != n - 1) return;
+    float sum = 0;
+    for (int i = 0; i < 64; ++i) sum += out[i * THREADS + threadIdx.x];
+    out[threadIdx.x] = sum;
+}
+"""
+)
+
+
+def test_the_last_block_of_a_group_does_more() -> None:
+    args = (Buffer(1 << 16), Buffer(4), 4)
+    alone = predicted(LAST, "PPi", 128, Launch(80, args))
+    assert alone.notes == ("4 branches or addresses hang on data and were guessed",)
+    first = predicted(LAST, "PPi", 128, Launch(80, args, closing=0, group=4))
+    last = predicted(LAST, "PPi", 128, Launch(80, args, closing=3, group=4))
+    assert last.us > first.us + 0.1
+    assert last.notes == ()
+
+
+def test_arguments_must_fit_the_kernel() -> None:
+    code, kernel = compiled(COPY, "PPi", 256)
+    with pytest.raises(ValueError, match=r"k takes 3 parameters \(PPi\), not 2"):
+        predict_code(code, Launch(1, (OUT, OUT)), kernel)
+    with pytest.raises(ValueError, match="k: parameter 1 is 'P', given 7"):
+        predict_code(code, Launch(1, (OUT, 7, 7)), kernel)
+
+
+def test_a_buffer_that_is_not_touched_whole_is_noted() -> None:
+    count = 1 << 16
+    found = predicted(COPY, "PPi", 256, Launch(80, (Buffer(16 * count), Buffer(64 * count, cold=True), count)))
+    (note,) = found.notes
+    # 3.2 trips are wanted, block 0 makes four.
+    assert note == "parameter 1 is said to be 4194304 bytes, and 1310720 are touched"
+
+
+def test_the_launches_of_a_step_touch_what_they_say() -> None:
+    for planned in step.launches_of(8, 4):
+        assert not [note for note in planned.predict().notes if "is said to be" in note], planned.part
+
+
+def test_a_record_says_that_it_is_predicted() -> None:
+    record = predicted(COPY, "PPi", 256, Launch(80, (OUT, OUT, 80 * 256), "copy")).record()
+    assert record["provenance"] == "predicted"
+    assert json.loads(json.dumps(record)) == json.loads(json.dumps(record))
+    assert record["shape"] == "copy"
+    assert record["registers"] > 0
+    assert sum(record["waits"].values()) == pytest.approx(1, abs=0.01)
+
+
+def test_a_decode_step_reads_every_weight_once() -> None:
+    for ranks, gigabytes in ((1, 24.33), (2, 24.33 / 2), (4, 24.33 / 4)):
+        planned = list(step.projections(1, ranks))
+        assert sum(each.count for each in planned) == 256
+        weights = 0
+        for each in planned:
+            buffer = each.launch.args[2]
+            assert isinstance(buffer, Buffer)
+            assert buffer.cold
+            weights += each.count * buffer.bytes
+        assert weights / 1e9 == pytest.approx(gigabytes, rel=0.002)
+
+
+def test_the_command_prints_rows_and_sums(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main(["--kernel", "gated", "--m", "1,8", "--decode-step", "--loops"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == command.NOTICE
+    assert len(lines) == 5
+    assert all("predicted" in line for line in lines)
+    assert "M=1   TP4 norm   predicted sum" in lines[3]
+
+
+def test_the_command_shows_loops(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main(["--kernel", "gate_up", "--m", "1", "--loops"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert any("loop 0x" in line and "tensor" in line for line in lines)
+    assert all("predicted" in line for line in lines)
+
+
+def test_the_command_prints_json_with_the_range(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main(["--kernel", "gated", "--m", "1", "--json", "--range", "--decode-step"]) == 0
+    record = json.loads(capsys.readouterr().out)
+    assert record["provenance"] == "predicted"
+    (row,) = record["predictions"]
+    assert row["provenance"] == "predicted"
+    assert row["us_fast"] <= row["us"] <= row["us_slow"]
+    assert [each["corner"] for each in record["steps"]] == ["expected", "fast", "slow"]
+    assert all(each["provenance"] == "predicted" for each in record["steps"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--m", "0"], "'0': numbers of at least 1 with commas between them are wanted"),
+        (["--m", "a"], "'a': numbers of at least 1"),
+        (
+            ["--kernel", "nonesuch", "--m", "1"],
+            "--kernel nonesuch: no part, family or kernel of a step has that in its name",
+        ),
+    ],
+)
+def test_the_command_says_what_is_wrong(arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        command.main(arguments)
+    assert caught.value.code == 2
+    assert says in capsys.readouterr().err
+
+
+def test_the_command_says_when_there_is_no_disassembler(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from sm70_kernels.model import cubin, sass
+
+    monkeypatch.setenv("NVDISASM", "/nowhere/nvdisasm")
+    cubin.code_of.cache_clear()
+    sass.disassemble.cache_clear()
+    assert command.main(["--kernel", "gated", "--m", "1"]) == 1
+    assert "/nowhere/nvdisasm cannot be run" in capsys.readouterr().err
