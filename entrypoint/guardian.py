@@ -60,7 +60,6 @@ class Guardian:
             ending = Ending("stopped as asked", 0)
         self._gpus.stop()
         self.phase.enter("dead", ending.reason)
-        self.say(ending.reason)
         reason = self._redactor.text(ending.reason)
         # Where the ender has written already, the guardian ends only because the whole does.
         with suppress(OSError):
@@ -83,7 +82,6 @@ class Guardian:
         wait = min(2.0 ** max(self._failures - 1, 0), BACKOFF_LIMIT)
         self._restarts += 1
         self.phase.enter("dead", f"{reason}; starting again in {wait:.0f} s (restart {self._restarts})")
-        self.say(self.phase.record["reason"])
         until = rundir.clock() + wait
         while rundir.clock() < until:
             self.check_asked()

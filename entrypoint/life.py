@@ -168,6 +168,8 @@ class Life:
 
         Without the proof it is not served.
         """
+        if self._first_tokens is not None and self._first_tokens.status == 0:
+            return None
         answer = self.orders.api.models()
         if answer is None:
             return None

@@ -57,7 +57,7 @@ class Session:
             self._stream.say(f"processes {left} outlive SIGKILL: they hang in a driver's call", "error")
         status, reason = self._outcome(code)
         self._leave_word(reason)
-        self._stream.say(f"ended: {reason}", "info" if status == 0 else "error")
+        self._stream.say(f"ended with status {status}: {reason}", "info" if status == 0 else "error")
         return status
 
     def _start(self) -> None:

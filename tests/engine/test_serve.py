@@ -226,7 +226,7 @@ def test_a_killed_engine_is_not_ready_and_comes_back(server: Server) -> None:
     until(lambda: not server.report().ready_ok, 10)
     until(lambda: server.health("ready")[0] == 503)
     server.wait_ready(restarts=1)
-    assert f"the engine's core process {core} ended" in server.log or "the engine ended by itself" in server.log
+    assert f"dead: the engine's core process {core} ended" in server.log or "the engine ended by itself" in server.log
     assert server.pid("core") != core
     left = [one.pid for one in old if one.is_running() and "appliance.engine.serve" in one.cmdline()]
     assert left == []
@@ -250,7 +250,7 @@ def test_sigterm_lets_a_stream_finish_refuses_new_requests_and_leaves_nothing(se
     assert pieces[-1]["choices"][0]["finish_reason"] in ("length", "stop")
     assert server.process.wait(timeout=60) == 0
     assert server.left() == []
-    assert server.log.rstrip().endswith("ended: stopped as asked")
+    assert server.log.rstrip().endswith("ended with status 0: stopped as asked")
 
 
 def test_no_secret_is_in_the_log_or_in_any_file(server: Server) -> None:
@@ -269,7 +269,8 @@ def test_a_killed_engine_ends_the_whole_where_that_is_wanted(smollm2: Path, stat
         assert server.process.wait(timeout=60) == 1
         last = json.loads(server.log.splitlines()[-1])
         assert last["message"] == (
-            "ended: the engine ended by itself with signal 9 SIGKILL (the kernel's out-of-memory killer sends it too)"
+            "ended with status 1: the engine ended by itself with signal 9 SIGKILL "
+            "(the kernel's out-of-memory killer sends it too)"
         )
         assert (last["program"], last["level"]) == ("appliance", "error")
         assert all(json.loads(line)["program"] for line in server.log.splitlines())

@@ -264,8 +264,8 @@ def test_a_stalled_engine_is_dumped_once_and_ended_after_twice_its_grace(
         assert run.finish() == 1
         assert run.ending["reason"].startswith("the engine stalled: 1 running, 0 waiting and 1 unanswered requests")
     else:
-        run.wait(lambda: run.phase.get("restarts") == 1)
-        run.wait(lambda: "the engine stalled: 1 running" in run.log)
+        run.wait(lambda: "the engine stalled: 1 running" in str(run.phase.get("reason")))
+        assert "starting again in 1 s (restart 1)" in run.phase["reason"]
     assert run.log.count("stalled: 1 running, 0 waiting and 1 unanswered requests, but no step for") >= 1
     assert "Thread 0x" in run.log
 

@@ -128,7 +128,7 @@ def test_it_serves_tells_how_to_use_it_and_ends_on_sigterm_with_nothing_left(sta
     assert len(tree) >= 6
     run.process.terminate()
     assert run.finish() == 0
-    assert run.log.rstrip().endswith("appliance  | ended: stopped as asked")
+    assert run.log.rstrip().endswith("appliance  | ended with status 0: stopped as asked")
     assert run.phase["phase"] == "dead"
     assert all_gone(tree)
 
@@ -139,7 +139,7 @@ def test_the_log_is_json_lines_without_secrets_whatever_the_engine_prints(start:
     run.process.terminate()
     assert run.finish() == 0
     records = [json.loads(line) for line in run.log.splitlines()]
-    assert {record["program"] for record in records} >= {"appliance", "engine", "guardian", "sidecar"}
+    assert {record["program"] for record in records} >= {"appliance", "engine", "sidecar"}
     assert all(set(record) == {"time", "program", "level", "message"} for record in records)
     assert any(record["message"] == "key=[hidden] red" for record in records)
     assert sum(len(record["message"]) for record in records if set(record["message"]) == {"x"}) == 300_000
@@ -150,14 +150,14 @@ def test_the_log_is_json_lines_without_secrets_whatever_the_engine_prints(start:
 def test_the_end_of_the_engine_ends_the_whole_with_its_reason(start: Callable[..., Run]) -> None:
     run = start("crash")
     assert run.finish() == 1
-    assert "ended: the engine ended by itself with exit status 1 in phase " in run.log
+    assert "ended with status 1: the engine ended by itself with exit status 1 in phase " in run.log
     assert "ValueError: the weights are sour" in run.log.splitlines()[-1]
 
 
 def test_wrong_options_end_the_whole_with_status_two(start: Callable[..., Run]) -> None:
     run = start("exit2")
     assert run.finish() == 2
-    assert "ended: the engine refused its options (exit status 2): serve.py: error: argument" in run.log
+    assert "ended with status 2: the engine refused its options (exit status 2): serve.py: error: argument" in run.log
 
 
 def test_a_killed_guardian_ends_the_whole_and_its_engine(start: Callable[..., Run]) -> None:
@@ -166,7 +166,7 @@ def test_a_killed_guardian_ends_the_whole_and_its_engine(start: Callable[..., Ru
     tree = run.tree()
     run.program("entrypoint.guardian").kill()
     assert run.finish() == 1
-    assert "ended: the guardian of the engine ended without saying why" in run.log
+    assert "ended with status 1: the guardian of the engine ended without saying why" in run.log
     assert not judge.report(run.run_dir).live_ok
     assert all_gone(tree)
 
@@ -190,7 +190,10 @@ def test_a_sidecar_that_cannot_be_kept_up_ends_the_whole(start: Callable[..., Ru
         run = start("normal", sidecar_port=taken.getsockname()[1])
         assert run.finish() == 1
     assert "is in use by another program" in run.log
-    assert "ended: the program sidecar could not be kept running; its last lines in the log say why" in run.log
+    assert (
+        "ended with status 1: the program sidecar could not be kept running; its last lines in the log say why"
+        in run.log
+    )
 
 
 def test_a_killed_supervisord_ends_the_whole_and_every_process(start: Callable[..., Run]) -> None:
@@ -199,7 +202,7 @@ def test_a_killed_supervisord_ends_the_whole_and_every_process(start: Callable[.
     tree = run.tree()
     run.program("supervisor.supervisord").kill()
     assert run.finish() == 1
-    assert "ended: supervisord ended with signal 9 SIGKILL" in run.log
+    assert "ended with status 1: supervisord ended with signal 9 SIGKILL" in run.log
     assert not judge.report(run.run_dir).live_ok
     assert all_gone(tree)
 
@@ -222,7 +225,7 @@ def test_the_first_ctrl_c_drains_and_the_second_kills(start: Callable[..., Run])
     assert run.process.poll() is None
     run.process.send_signal(signal.SIGINT)
     assert run.finish() == 130
-    assert "ended: killed as asked, without waiting for running requests" in run.log
+    assert "ended with status 130: killed as asked, without waiting for running requests" in run.log
     assert all_gone(tree)
 
 
