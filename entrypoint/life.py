@@ -170,6 +170,8 @@ class Life:
         """
         if self._first_tokens is not None and self._first_tokens.status == 0:
             return None
+        if self._first_tokens is not None and self._first_tokens.status == 0:
+            return None  # it lists its model already, and would log each further question
         answer = self.orders.api.models()
         if answer is None:
             return None

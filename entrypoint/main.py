@@ -35,6 +35,9 @@ if TYPE_CHECKING:
     from appliance.launch.plan import Plan
     from appliance.models.progress import Progress
 
+_OF_THE_FIT = ("driver", "sm70_kernels", "shm")
+"""The checks that `force` overrules, as it does the profile's fit. A port that is taken stays taken."""
+
 SUMMARY = (
     "Start the engine and the sidecar and stay until they end. SIGTERM and Ctrl-C let running requests finish; a "
     "second Ctrl-C kills."
@@ -127,9 +130,10 @@ def _preflight(plan: Plan) -> list[str]:
     from appliance.doctor import first_failure, preflight
 
     checks = preflight(plan)
-    if failed := first_failure(checks):
+    forced = [check for check in checks if check.id in _OF_THE_FIT] if plan.setting("force") else []
+    if failed := first_failure([check for check in checks if check not in forced]):
         raise CheckError(failed.line)
-    return [check.line for check in checks if check.status == "warn"]
+    return [check.line for check in checks if check.status in ("warn", "fail")]
 
 
 @contextmanager

@@ -6,7 +6,7 @@ heartbeat          engine       event-loop beat, step counter, requests in fligh
 steps.jsonl        engine       one line per engine step; rotated to steps.1.jsonl
 plugins/PID.json   engine       proof that the plugin was loaded, one file per process
 acceleration.json  engine       state and reason of every route
-exit.json          guardian     why the whole ended, with its exit status
+exit.json          guardian     why the whole ended, with its exit status; the ender where the guardian could not
 """
 
 from __future__ import annotations
