@@ -21,9 +21,9 @@
 // Eight neighbouring cosines, or sines, from `frequency` on; `offset` is where a cache row keeps that kind.
 __device__ __forceinline__ Vector<8> load_turns(const unsigned short* (&rows)[3], int offset, int frequency,
                                                 int height_section, int width_section) {
-    const Vector<8> time = load_halves<8>(rows[0], offset + frequency);
-    const Vector<8> height = load_halves<8>(rows[1], offset + frequency);
-    const Vector<8> width = load_halves<8>(rows[2], offset + frequency);
+    const Vector<8> time = unpack<8>({load_16_here(rows[0] + offset + frequency)});
+    const Vector<8> height = unpack<8>({load_16_here(rows[1] + offset + frequency)});
+    const Vector<8> width = unpack<8>({load_16_here(rows[2] + offset + frequency)});
     Vector<8> chosen;
 #pragma unroll
     for (int e = 0; e < 8; ++e) {
@@ -55,58 +55,62 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     const int first = read % groups * HEADS;
     const int beyond = unit < units ? min(first + HEADS, heads) : first;
     const int lane = threadIdx.x % LANES;
-    // The table is read through the position, so positions are asked for first of all.
-    long long place[3];
-#pragma unroll
-    for (int axis = 0; axis < 3; ++axis) place[axis] = positions[axis * axis_stride + token];
+    // Heads and weights are asked for before the table is, whose rows wait for the positions. Every lane reads the table,
+    // where the lanes that turn nothing read what others read: there is no branch to wait behind.
+    // Only one of the two pointers is in its tensor at a time. Beyond the last head, that one is read again.
+    const unsigned short* q_at = q + token * q_token + first * q_head + lane * 8;
+    const unsigned short* k_at = k + token * k_token + (first - q_heads) * k_head + lane * 8;
+    const unsigned short* at = q_at;
     Packed<8> own[HEADS];
 #pragma unroll
     for (int h = 0; h < HEADS; ++h) {
-        const int head = min(first + h, heads - 1);
-        const unsigned short* source =
-            head < q_heads ? q + token * q_token + head * q_head : k + token * k_token + (head - q_heads) * k_head;
-        own[h] = load_packed<8>(source, lane * 8);
+        if (first + h < heads) at = first + h < q_heads ? q_at : k_at;
+        own[h] = {load_16_here(at)};
+        q_at += q_head;
+        k_at += k_head;
     }
-    const Packed<8> q_gain = load_packed<8>(q_weight, lane * 8);
-    const Packed<8> k_gain = load_packed<8>(k_weight, lane * 8);
+    const Packed<8> q_gain = {load_16_here(q_weight + lane * 8)};
+    const Packed<8> k_gain = {load_16_here(k_weight + lane * 8)};
+    // Holds the loads above it where they are: the assembler moves none across, and would wait for the positions first.
+    __syncwarp();
+    long long place[3];
+#pragma unroll
+    for (int axis = 0; axis < 3; ++axis) place[axis] = positions[axis * axis_stride + token];
+    const unsigned short* row[3];
+#pragma unroll
+    for (int axis = 0; axis < 3; ++axis) {
+        const long long last = cache_rows - 1;
+        row[axis] = cache + (place[axis] < 0 ? 0 : place[axis] > last ? last : place[axis]) * ROTARY;
+    }
+    const int frequency = lane % PAIR * 8;
+    const Vector<8> cosine = load_turns(row, 0, frequency, height_section, width_section);
+    Vector<8> sine = load_turns(row, ROTARY / 2, frequency, height_section, width_section);
     const bool turns = lane < 2 * PAIR;
-    Vector<8> cosine, sine;
-    if (turns) {
-        const unsigned short* at[3];
 #pragma unroll
-        for (int axis = 0; axis < 3; ++axis) {
-            const long long last = cache_rows - 1;
-            at[axis] = cache + (place[axis] < 0 ? 0 : place[axis] > last ? last : place[axis]) * ROTARY;
-        }
-        const int frequency = lane % PAIR * 8;
-        cosine = load_turns(at, 0, frequency, height_section, width_section);
-        sine = load_turns(at, ROTARY / 2, frequency, height_section, width_section);
-        if (lane < PAIR) {
-#pragma unroll
-            for (int e = 0; e < 8; ++e) sine.at[e] = -sine.at[e];
-        }
-    }
+    for (int e = 0; e < 8; ++e) sine.at[e] = lane < PAIR ? -sine.at[e] : sine.at[e];
 
+    unsigned short* const q_to = q_out + (token * q_heads + first) * HEAD + lane * 8;
+    unsigned short* const k_to = k_out + (token * k_heads + first - q_heads) * HEAD + lane * 8;
+    Vector<8> gain;
 #pragma unroll
     for (int h = 0; h < HEADS; ++h) {
         const int head = first + h;
-        const bool query = head < q_heads;
+        if (h == 0 || head == q_heads) {
+            gain = unpack<8>(head < q_heads ? q_gain : k_gain);
+#pragma unroll
+            for (int e = 0; e < 8; ++e) gain.at[e] += 1.0f;
+        }
         Vector<8> value = unpack<8>(own[h]);
-        const Vector<8> gain = unpack<8>(query ? q_gain : k_gain);
         float squares = 0.0f;
 #pragma unroll
         for (int e = 0; e < 8; ++e) squares = fmaf(value.at[e], value.at[e], squares);
         const float scale = rsqrtf(sum_lanes<LANES>(squares) * (1.0f / HEAD) + eps);
 #pragma unroll
         for (int e = 0; e < 8; ++e) {
-            value.at[e] *= scale * (1.0f + gain.at[e]);
+            value.at[e] *= scale * gain.at[e];
             const float other = __shfl_xor_sync(0xFFFFFFFFu, value.at[e], PAIR);
             if (turns) value.at[e] = fmaf(value.at[e], cosine.at[e], other * sine.at[e]);
         }
-        if (head < beyond) {
-            unsigned short* target =
-                query ? q_out + (token * q_heads + head) * HEAD : k_out + (token * k_heads + head - q_heads) * HEAD;
-            store_halves<8>(target, lane * 8, value);
-        }
+        if (head < beyond) store_halves<8>((head < q_heads ? q_to : k_to) + h * HEAD, 0, value);
     }
 }

@@ -19,6 +19,16 @@ __device__ __forceinline__ uint4 load_16_once(const void* address) {
     return value;
 }
 
+// As load_16, but issued in the order written, and before a barrier that stands after it (__syncwarp will do): other
+// loads are put off until just before their use.
+__device__ __forceinline__ uint4 load_16_here(const void* address) {
+    uint4 value;
+    asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
+                 : "l"(address));
+    return value;
+}
+
 __device__ __forceinline__ unsigned short load_2(const void* address) {
     unsigned short value;
     asm("ld.global.nc.u16 %0, [%1];" : "=h"(value) : "l"(address));

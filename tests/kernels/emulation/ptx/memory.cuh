@@ -16,6 +16,7 @@ inline void store(void* address, Value value) {
 }
 inline uint4 load_16(const void* address) { return load<uint4>(address); }
 inline uint4 load_16_once(const void* address) { return load<uint4>(address); }
+inline uint4 load_16_here(const void* address) { return load<uint4>(address); }
 inline unsigned short load_2(const void* address) { return load<unsigned short>(address); }
 inline float load_float(const void* address) { return load<float>(address); }
 inline void prefetch_l2(const void*) {}
