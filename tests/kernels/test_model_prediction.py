@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import tomllib
 from dataclasses import fields
+from typing import TYPE_CHECKING
 
 import pytest
 from model_kernels import COPY, FFMA, HEAD, compiled, predicted
@@ -14,7 +15,18 @@ from sm70_kernels.model import step
 from sm70_kernels.model.constants import FILE, Constants, Corner, constants
 from sm70_kernels.model.prediction import Buffer, Launch, predict_code
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
 OUT = Buffer(1 << 20)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def compiled_here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keep what is compiled on first use out of the user's cache."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SM70_KERNELS_CACHE", str(tmp_path_factory.mktemp("kernels")))
+        yield
 
 
 def ffma(blocks: int, corner: Corner = "expected") -> float:
