@@ -27,7 +27,8 @@ sys.exit(not torch.cuda.is_available() or torch.cuda.get_device_capability() < (
 step() { printf '== %s (%s s)\n' "$1" "$SECONDS"; }
 
 step suite
-(cd "$root/tests/gpu" && SM70_GPU_RECORD="$folder/gpu.json" timeout "${SUITE_SECONDS:-120}" \
+# An interrupt, so that what was proven by then is still recorded.
+(cd "$root/tests/gpu" && SM70_GPU_RECORD="$folder/gpu.json" timeout -s INT -k 9 "${SUITE_SECONDS:-120}" \
     "$python" -m pytest -c pytest.ini --rootdir . -q .) >"$folder/suite.log" 2>&1 || status=1
 tail -n 15 "$folder/suite.log"
 
