@@ -103,7 +103,12 @@ def test_one_number_is_one_dimension_and_the_specialisation_knows_its_shared_mem
 
 def test_a_kernel_is_loaded_once(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
     loads: list[str] = []
-    monkeypatch.setattr(launcher, "load_function", lambda spec, device: loads.append(spec.name) or 4711)
+
+    def load(spec: Specialisation, device: int) -> int:
+        loads.append(spec.name)
+        return 4711
+
+    monkeypatch.setattr(launcher, "load_function", load)
     for _ in range(3):
         launcher.launch(ODD, 1, 96, (1, 2, 3, 4.0, 5, 6))
     assert loads == ["odd-threads96"]
