@@ -1,4 +1,4 @@
-"""Launches a specialisation on the CPU: its source is compiled by g++ with the PTX wrappers of `emulation/` in place."""
+"""Launch a specialisation on the CPU: its source is compiled by g++ with the PTX wrappers of `emulation/` in place."""
 
 from __future__ import annotations
 
