@@ -1,0 +1,133 @@
+"""The dense operators on a CPU: right, traceable, and one line for every misuse; and which way the rows go."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+from sm70_kernels.heuristics import dense as heuristics
+from sm70_kernels.heuristics.dense import layer_of
+from sm70_kernels.operators import dense
+from sm70_kernels.pack.dense import PackedDense, pack_blocks, pack_channels
+from sm70_kernels.proof.prove import relative_error
+from sm70_kernels.tuning import choice
+from sm70_kernels.tuning.choice import Choices
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+OPERATORS = ("dense_w8a16", "dense_w8a16_silu_mul")
+N, K = 96, 256
+
+
+def layer(gated: bool, channel: bool = False) -> tuple[PackedDense, torch.Tensor]:
+    """Return a packed layer and the matrix it stands for."""
+    numbers = torch.Generator().manual_seed(3)
+    rows = 2 * N if gated else N
+    weight = (torch.randn(rows, K, generator=numbers) * 20).to(torch.float8_e4m3fn)
+    if channel:
+        scale = torch.rand(rows, 1, generator=numbers) * 0.01 + 0.001
+        return pack_channels(weight, scale, gated), weight.double() * scale.double()
+    scale = torch.rand(2 if gated else 1, 2, generator=numbers) * 0.01 + 0.001
+    each = scale.repeat_interleave(N, 0).repeat_interleave(128, 1)
+    return pack_blocks(weight, scale, gated), weight.double() * each.double()
+
+
+def rows(*shape: int) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(5)).half()
+
+
+@pytest.mark.parametrize("channel", [False, True])
+@pytest.mark.parametrize("shape", [(1, K), (7, K), (2, 3, K), (K,), (0, K)])
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_an_operator_multiplies_by_the_checkpoints_matrix(operator: str, shape: tuple[int, ...], channel: bool) -> None:
+    gated = operator == "dense_w8a16_silu_mul"
+    packed, matrix = layer(gated, channel)
+    x = rows(*shape)
+    out = getattr(torch.ops.sm70, operator)(x, *packed.arguments)
+    wanted = x.double() @ matrix.T
+    if gated:
+        wanted = torch.nn.functional.silu(wanted[..., :N]) * wanted[..., N:]
+    assert out.dtype == torch.float16
+    assert out.shape == wanted.shape == (*shape[:-1], N)
+    assert relative_error(out, wanted) < 5e-4
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_torch_compile_sees_one_operator(operator: str) -> None:
+    packed, _ = layer(operator == "dense_w8a16_silu_mul")
+    function = getattr(torch.ops.sm70, operator)
+    compiled = torch.compile(
+        lambda x: function(x, *packed.arguments), fullgraph=True, dynamic=True, backend="aot_eager"
+    )
+    for count in (1, 40, 2000):
+        assert torch.equal(compiled(rows(count, K)), function(rows(count, K), *packed.arguments))
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_torch_finds_nothing_wrong_with_an_operator(operator: str) -> None:
+    packed, _ = layer(operator == "dense_w8a16_silu_mul")
+    torch.library.opcheck(getattr(torch.ops.sm70, operator).default, (rows(5, K), *packed.arguments))
+
+
+@pytest.mark.parametrize(
+    ("number", "wrong", "says"),
+    [
+        (0, rows(3, K - 8), r"wants x float16\[..., 256\], not float16\[3, 248\] on cpu"),
+        (0, rows(3, K).float(), r"wants x float16\[..., 256\], not float32\[3, 256\] on cpu"),
+        (
+            1,
+            torch.zeros(96, 256, dtype=torch.uint8),
+            r"packed for n=96, k=256: uint8\[3, 2, 8, 32, 16\], not uint8\[96, 2",
+        ),
+        (2, torch.zeros(3, 4), r"wants scales float32\[3, 36\], not float32\[3, 4\] on cpu"),
+        (3, torch.zeros(1), r"wants counters int32\[64\], not float32\[1\] on cpu"),
+        (
+            4,
+            128,
+            r"wants a weight packed for n=128, k=256: uint8\[4, 2, 8, 32, 16\], not uint8\[3, 2, 8, 32, 16\] on cpu",
+        ),
+    ],
+    ids=["width", "type", "weight", "scale", "counters", "columns"],
+)
+def test_a_misuse_is_refused_in_one_line(number: int, wrong: Any, says: str) -> None:
+    arguments: list[Any] = [rows(3, K), *layer(False)[0].arguments]
+    arguments[number] = wrong
+    with pytest.raises(ValueError, match=rf"^sm70.dense_w8a16 {says}" if number != 1 else says) as caught:
+        dense._dense("dense_w8a16", *arguments)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_plain_weight_is_no_gate_and_up() -> None:
+    with pytest.raises(ValueError, match=r"sm70.dense_w8a16_silu_mul wants a weight packed for n=96, k=256: uint8\[6,"):
+        dense._dense("dense_w8a16_silu_mul", rows(1, K), *layer(False)[0].arguments)
+
+
+@pytest.fixture
+def adopted() -> Iterator[None]:
+    yield
+    choice.adopt(Choices())
+
+
+def test_the_number_of_rows_decides_and_a_record_may_decide_otherwise(adopted: None) -> None:
+    one = layer_of(5120, 4352, False)
+    first, second = heuristics.candidates(one, 8)
+    assert choice.tactic_for(one, 5) == first
+    assert not choice.expands(one, heuristics.EXPAND_FROM - 1)
+    assert choice.expands(one, heuristics.EXPAND_FROM)
+    choice.adopt(Choices({(one, 8): second}, {one: 200}))
+    assert choice.tactic_for(one, 8) == second
+    assert choice.tactic_for(one, 9) == heuristics.candidates(one, 9)[0]
+    assert choice.tactic_for(layer_of(5120, 1536, False), 8) == heuristics.candidates(layer_of(5120, 1536, False), 8)[0]
+    assert choice.expands(one, 200)
+    assert not choice.expands(layer_of(5120, 1536, False), 200)
+
+
+def test_the_workspace_is_made_once_for_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dense, "_WORKSPACES", {})
+    monkeypatch.setattr(dense, "WORKSPACE_BYTES", 4096)
+    made = dense.reserve_workspace(torch.device("cpu"))
+    assert made.numel() * made.element_size() == 4096
+    assert dense.reserve_workspace(torch.device("cpu")) is made
