@@ -69,9 +69,9 @@ class Kernel:
 class Specialisation:
     """A kernel with a value for each of its constants: one cubin.
 
-    `shared_bytes` is the dynamic shared memory of a launch (bytes): it counts in the occupancy, and above 48 KiB the
-    loader asks the driver for it. Equal and hashable by kernel, constants and shared memory, so it may be made anew at
-    each call; keeping one is faster.
+    `shared_bytes` is the dynamic shared memory of a launch (bytes): it counts in the occupancy, and when it and the
+    static shared memory exceed 48 KiB the loader asks the driver for it; the build refuses more than 96 KiB. Equal and
+    hashable by kernel, constants and shared memory, so it may be made anew at each call; keeping one is faster.
     """
 
     kernel: Kernel

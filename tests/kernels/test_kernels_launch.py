@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from cuda.bindings.driver import CUresult
 
 from sm70_kernels.errors import KernelError
 from sm70_kernels.launch import launcher, module
@@ -151,3 +152,46 @@ def test_anything_older_is_refused() -> None:
     with pytest.raises(KernelError, match=says) as caught:
         module.form_for("odd", (6, 0), "Tesla P100")
     assert caught.value.reason == "operator_missing:odd"
+
+
+class Functions:
+    """Stands in for the driver's questions about a function of `static` bytes; keeps what was asked for."""
+
+    class CUfunction_attribute:  # noqa: N801, the driver's name
+        CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES = 1
+        CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES = 8
+
+    def __init__(self, static: int, result: CUresult = CUresult.CUDA_SUCCESS) -> None:
+        self.static = static
+        self.result = result
+        self.asked: list[tuple[int, int]] = []
+
+    def cuFuncGetAttribute(self, attribute: int, function: object) -> tuple[CUresult, int]:  # noqa: N802
+        assert (attribute, function) == (1, 4711)
+        return CUresult.CUDA_SUCCESS, self.static
+
+    def cuFuncSetAttribute(self, function: object, attribute: int, size: int) -> tuple[CUresult]:  # noqa: N802
+        assert function == 4711
+        self.asked.append((attribute, size))
+        return (self.result,)
+
+
+@pytest.mark.parametrize(
+    ("static", "dynamic", "asked"),
+    [(0, 49152, []), (1, 49152, [(8, 49152)]), (16, 49136, []), (16, 49137, [(8, 49137)]), (0, 65536, [(8, 65536)])],
+)
+def test_shared_memory_is_asked_for_when_static_and_dynamic_exceed_what_any_block_may_have(
+    static: int, dynamic: int, asked: list[tuple[int, int]]
+) -> None:
+    functions = Functions(static)
+    spec = Specialisation(ODD.kernel, {"THREADS": 96}, shared_bytes=dynamic)
+    module._ask_for_shared_memory(functions, spec, 4711)  # type: ignore[arg-type]
+    assert functions.asked == asked
+
+
+def test_shared_memory_that_the_driver_refuses_is_said() -> None:
+    functions = Functions(4, CUresult.CUDA_ERROR_INVALID_VALUE)
+    spec = Specialisation(ODD.kernel, {"THREADS": 96}, shared_bytes=49152)
+    says = "odd-threads96-shared49152 cannot be loaded: cuFuncSetAttribute says CUDA_ERROR_INVALID_VALUE"
+    with pytest.raises(KernelError, match=says):
+        module._ask_for_shared_memory(functions, spec, 4711)  # type: ignore[arg-type]

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING
 
+from sm70_kernels.build.occupancy import SHARED_PER_SM
 from sm70_kernels.errors import KernelError, missing
 from sm70_kernels.registry import FLAGS, PARAMETER_BYTES, sources_of
 
@@ -67,8 +68,8 @@ def compiler_version() -> str:
 def compile_specialisation(spec: Specialisation) -> Compiled:
     """Compile one specialisation.
 
-    Raises KernelError, its text one line, when the source does not compile, warns, spills, uses local memory, or takes
-    other parameters than the registry says.
+    Raises KernelError, its text one line, when the source does not compile, warns, spills, uses local memory, wants
+    more shared memory than SM70 has, or takes other parameters than the registry says.
     """
     compiler_version()
     sources = sources_of(spec.kernel.source)
@@ -83,6 +84,9 @@ def compile_specialisation(spec: Specialisation) -> Compiled:
         *([f"keeps {resources.local_memory} bytes in local memory"] if resources.local_memory else []),
         *([f"compiles with a warning: {warning}"] if (warning := first_warning(log)) else []),
     ]
+    shared = resources.static_shared + spec.shared_bytes
+    if shared > SHARED_PER_SM:
+        refusals.append(f"wants {shared} bytes of shared memory, static and dynamic, where SM70 has {SHARED_PER_SM}")
     sizes, wanted = parameter_sizes(ptx, spec.kernel.entry), [PARAMETER_BYTES[letter] for letter in spec.kernel.params]
     if sizes != wanted:
         refusals.append(f"takes parameters of {sizes} bytes where the registry says {wanted} ({spec.kernel.params})")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from sm70_kernels.build.manifest import Form
     from sm70_kernels.registry import Specialisation
 
-# A block may have this much shared memory without asking (CUDA C++ Programming Guide, compute capability 7.x).
+# A block may have this much shared memory, static and dynamic together, without asking (CUDA C++ Programming Guide,
+# compute capability 7.x).
 SHARED_WITHOUT_ASKING = 48 * 1024
 
 
@@ -44,12 +45,19 @@ def load_function(spec: Specialisation, device: int) -> CUfunction:
         module = _loaded(driver.cuModuleLoadData(code + b"\0" if form == "ptx" else code), spec, "cuModuleLoadData")
         entry = spec.kernel.entry.encode()
         function = _loaded(driver.cuModuleGetFunction(module, entry), spec, "cuModuleGetFunction")
-        attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-        if spec.shared_bytes > SHARED_WITHOUT_ASKING:
-            _loaded(driver.cuFuncSetAttribute(function, attribute, spec.shared_bytes), spec, "cuFuncSetAttribute")
-        # Under lazy loading, asking for an attribute is what brings the code to the device before the first launch.
-        _loaded(driver.cuFuncGetAttribute(attribute, function), spec, "cuFuncGetAttribute")
+        _ask_for_shared_memory(driver, spec, function)
     return function
+
+
+def _ask_for_shared_memory(driver: ModuleType, spec: Specialisation, function: object) -> None:
+    attributes = driver.CUfunction_attribute
+    # Under lazy loading, asking for an attribute is also what brings the code to the device before the first launch.
+    asked = driver.cuFuncGetAttribute(attributes.CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES, function)
+    static = cast("int", _loaded(asked, spec, "cuFuncGetAttribute"))
+    # The bound is on both kinds together, what is asked for is the dynamic part.
+    if static + spec.shared_bytes > SHARED_WITHOUT_ASKING:
+        dynamic = attributes.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+        _loaded(driver.cuFuncSetAttribute(function, dynamic, spec.shared_bytes), spec, "cuFuncSetAttribute")
 
 
 def ensure_context(device: int) -> None:
