@@ -141,6 +141,10 @@ def dense_layers(ranks: int) -> dict[str, tuple[int, int, bool]]:
     }
 
 
+DENSE_FORMS = {"plain": (2600, 640, False), "wide": (5200, 640, False), "gated": (2600, 640, True)}
+"""As `dense_layers`: short ones, of the forms of the real layers that have more than one candidate."""
+
+
 def dense_cases(scope: Scope) -> Iterator[Case]:
     """Yield dense layers: small ones of the forms that serve four ranks, in the suite also the real ones and odd sizes.
 
@@ -190,9 +194,11 @@ def _odd_dense_cases() -> Iterator[Case]:
 
 
 def hardware_cases(_: Scope) -> Iterator[Case]:
-    """Yield the two questions to the card itself."""
+    """Yield the questions to the card itself."""
     yield Case("mma_lanes", {"seed": 1})
     yield Case("dequant_codes", {})
+    for named in (1, 0):
+        yield Case("barrier_control", {"named": named, "rounds": 7})
 
 
 FAMILIES = (hardware_cases, rms_norm_cases, head_cases, silu_and_mul_cases, dense_cases)

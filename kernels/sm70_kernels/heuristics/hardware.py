@@ -1,4 +1,4 @@
-"""The kernels that ask the card itself: do its tensor cores do what the lane maps and the dequantisation rely on?"""
+"""The kernels that ask the card itself: do its tensor cores and barriers do what the other kernels rely on?"""
 
 from __future__ import annotations
 
@@ -12,4 +12,12 @@ DEQUANT_CODES = Specialisation(
     Kernel("dequant_codes", source="selftest/dequant.cu", entry="dequant_codes", params="P", constants=("THREADS",)),
     {"THREADS": 32},
 )
-SPECIALISATIONS = (MMA_LANES, DEQUANT_CODES)
+BARRIER_CONTROL = Kernel(
+    "barrier_control",
+    source="selftest/barrier.cu",
+    entry="barrier_control",
+    params="PPi",
+    constants=("THREADS", "NAMED"),
+)
+NAMED_BARRIER, BLOCK_BARRIER = (Specialisation(BARRIER_CONTROL, {"THREADS": 128, "NAMED": named}) for named in (1, 0))
+SPECIALISATIONS = (MMA_LANES, DEQUANT_CODES, NAMED_BARRIER, BLOCK_BARRIER)

@@ -1,4 +1,4 @@
-"""The card itself under proof: lane maps of its tensor core, and dequantised codes through it, subnormals included."""
+"""The card itself under proof: its tensor core's lane maps, dequantised codes through it, and its barriers."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from sm70_kernels.heuristics.hardware import DEQUANT_CODES, MMA_LANES
+from sm70_kernels.heuristics.hardware import BLOCK_BARRIER, DEQUANT_CODES, MMA_LANES, NAMED_BARRIER
 from sm70_kernels.launch import launch
 from sm70_kernels.operators.outputs import new
 from sm70_kernels.proof.subject import Subject, generator
@@ -49,6 +49,26 @@ def _values(codes: torch.Tensor) -> torch.Tensor:
     return torch.stack((dequant.e4m3(codes), e5m2, dequant.e2m1(codes)))
 
 
+def _handed(case: Case, device: torch.device) -> tuple[Any, ...]:
+    numbers = torch.randint(-8, 9, (case.sizes["rounds"], 128), generator=generator(case))
+    return numbers.float().to(device), bool(case.sizes["named"])
+
+
+def _hand_over(x: torch.Tensor, named: bool) -> torch.Tensor:
+    if x.device.type == "cpu":
+        return _sums(x, named)
+    out = new((128,), torch.float32, x.device)
+    spec = NAMED_BARRIER if named else BLOCK_BARRIER
+    launch(spec, 1, spec.threads, (out, x, x.shape[0]))
+    return out
+
+
+def _sums(x: torch.Tensor, _: bool) -> torch.Tensor:
+    rounds = torch.arange(1, x.shape[0] + 1, dtype=x.dtype, device=x.device)
+    # The warps of each part have changed places.
+    return (rounds[:, None] * x).sum(0).view(2, 2, 32).flip(1).reshape(128)
+
+
 SUBJECTS = (
     Subject(
         operator="mma_lanes",
@@ -67,6 +87,16 @@ SUBJECTS = (
         run=_dequantise,
         reference=_values,
         moved_bytes=lambda _: 3 * 256 * 4,
+        gate=0.0,
+    ),
+    Subject(
+        operator="barrier_control",
+        kernels=("barrier_control",),
+        inputs=_handed,
+        run=_hand_over,
+        reference=_sums,
+        moved_bytes=lambda case: (case.sizes["rounds"] + 1) * 128 * 4,
+        # Small whole numbers: any order of sums is exact.
         gate=0.0,
     ),
 )
