@@ -73,6 +73,7 @@ def test_a_kernel_computes_its_reference(case: Case, emulator: Emulator, monkeyp
         ("rms_norm", {"tokens": 3, "hidden": 5120, "gap": 8}),
         ("rms_norm", {"tokens": 4, "hidden": 120}),
         ("qk_norm_mrope", {"tokens": 3, "q_heads": 6, "k_heads": 1, "head": 256, "rotary": 64, "axes": 3}),
+        ("qk_norm_mrope", {"tokens": 5, "q_heads": 6, "k_heads": 2, "head": 256, "rotary": 64, "axes": 3}),
         ("qk_norm_mrope", {"tokens": 3, "q_heads": 5, "k_heads": 3, "head": 128, "rotary": 64, "axes": 1}),
     ],
 )
@@ -84,6 +85,7 @@ def test_rows_taken_several_at_once_have_the_bits_of_rows_alone(
         monkeypatch.setattr(module, "launch", emulator.launch)
     alone = as_tuple(ON_GPU[operator](*subjects()[operator].inputs(case, CPU)))
     monkeypatch.setattr(elementwise, "MANY_ROWS", 2)
+    monkeypatch.setattr(elementwise, "_HEADS", ((4, 7), (2, 2)))
     outcome = prove(dataclasses.replace(subjects()[operator], run=ON_GPU[operator]), case, CPU, 3)
     assert outcome.passed, outcome.sentence()
     assert same_bits(as_tuple(ON_GPU[operator](*subjects()[operator].inputs(case, CPU))), alone)
@@ -94,6 +96,18 @@ def test_the_lane_maps_load_and_store_a_product(emulator: Emulator) -> None:
     c = torch.full((4, 8, 8), float("nan"))
     emulator.launch(hardware.MMA_LANES, 1, 32, (c, a, b))
     assert torch.allclose(c, a.float() @ b.float(), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("case", shapes.cases("barrier_control", "suite"), ids=str)
+def test_warps_hand_over_through_two_buffers(
+    case: shapes.Case, emulator: Emulator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x, named = questions._handed(case, CPU)
+    for seed in range(5):
+        emulator.seed = seed
+        out = torch.full((128,), float("nan"))
+        emulator.launch(hardware.NAMED_BARRIER if named else hardware.BLOCK_BARRIER, 1, 128, (out, x, x.shape[0]))
+        assert torch.equal(out, questions._sums(x, named))
 
 
 def test_every_code_comes_through_the_tensor_core(emulator: Emulator) -> None:

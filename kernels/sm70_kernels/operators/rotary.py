@@ -56,7 +56,7 @@ def _qk_norm_mrope(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     _check(q, k, positions, (q_weight, k_weight), cos_sin_cache, sections)
     (tokens, q_heads, head), k_heads, rotary = q.shape, k.shape[1], cos_sin_cache.shape[1]
-    spec = elementwise.qk_norm_mrope(head, rotary, tokens >= elementwise.MANY_ROWS)
+    spec = elementwise.qk_norm_mrope(head, rotary, elementwise.heads_at_once(tokens))
     if spec is None:
         raise ValueError(f"sm70.{NAME} has no kernel for heads of {head} elements of which {rotary} are turned")
     q_out = new_like(q)
