@@ -128,3 +128,14 @@ def test_counters_are_zero_again(emulator: Emulator) -> None:
     for _ in range(2):
         given(layer, tactic, x, weight, scale, counters, *rest)
         assert not counters.any()
+
+
+@pytest.mark.parametrize("rows", [1, 13, 70])
+@pytest.mark.parametrize("operator", ["dense_w8a16", "dense_w8a16_silu_mul"])
+def test_nothing_but_its_rows_is_read(operator: str, rows: int) -> None:
+    x, *rest = subjects()[operator].inputs(Case(operator, {"rows": rows, "n": 40, "k": 200}), CPU)
+    wanted = dense._dense(operator, x, *rest)
+    around = torch.full((rows + 16, x.shape[1] + 64), float("nan"), dtype=x.dtype)
+    inside = around[8 : 8 + rows, 16 : 16 + x.shape[1]]
+    inside.copy_(x)
+    assert torch.equal(dense._dense(operator, inside, *rest), wanted)

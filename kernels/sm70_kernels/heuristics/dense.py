@@ -214,11 +214,10 @@ def _groups(layer: Layer, tactic: Tactic) -> int:
 
 
 def _built_ahead() -> Iterator[Specialisation]:
-    first = {(most, form, of): tactic for most, form, of, tactic in reversed(_NARROW)}
-    serving = [(tactic, of) for (*_, of), tactic in first.items()]
-    serving += [(tactic._replace(split=split), "both") for _, tactic in _WIDE for split in _SPLITS]
+    every = [(tactic, of) for *_, of, tactic in _NARROW]
+    every += [(tactic._replace(split=split), "both") for _, tactic in _WIDE for split in _SPLITS]
     # A tactic may serve several forms.
-    wanted = ((tactic, gated) for gated in (False, True) for tactic, of in serving if of in ("both", _kind(gated)))
+    wanted = ((tactic, gated) for gated in (False, True) for tactic, of in every if of in ("both", _kind(gated)))
     yield from (specialisation(tactic, gated) for tactic, gated in dict.fromkeys(wanted))
     yield from (expansion(gated) for gated in (False, True))
 

@@ -28,9 +28,11 @@ def dequantised(weight: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
     """Return W [32 · tiles, 128 · blocks] of a packed weight, in `scale`'s type."""
     tiles, blocks = weight.shape[:2]
     _, parts, columns = scale.split([blocks, blocks, scale.shape[1] - 2 * blocks], dim=1)
-    values = unpack(weight).view(torch.float8_e4m3fn).to(scale.dtype)
-    scaled = values.view(tiles, 32, blocks, 128) * parts[:, None, :, None] * columns[:, :, None, None] / E4M3_FOLD
-    return scaled.view(tiles * 32, blocks * 128)
+    values = unpack(weight).view(torch.float8_e4m3fn).to(scale.dtype).view(tiles, 32, blocks, 128)
+    # In place: in FP64 an LM head is 2.5 GB already.
+    values *= parts[:, None, :, None]
+    values *= columns[:, :, None, None] / E4M3_FOLD
+    return values.view(tiles * 32, blocks * 128)
 
 
 def _product(x: torch.Tensor, matrix: torch.Tensor) -> torch.Tensor:
