@@ -1,8 +1,11 @@
-"""Launch each kernel a few times with nothing else around it, for compute-sanitizer: sanitized.py SECONDS; see run.sh.
+"""Launch each kernel a few times with nothing else around it, for compute-sanitizer; see run.sh.
+
+    sanitized.py SECONDS [OPERATOR ...]
 
 Wants no pytest. Every operator has its first case before any has its second, and no case starts after SECONDS.
 Inputs are made and results checked on the CPU, so that the sanitizer instruments our kernels and hardly any other.
 Run it with PYTORCH_NO_CUDA_MEMORY_CACHING=1: each tensor is then an allocation of its own, and memcheck sees its ends.
+Before each launch its kernel is named, and after it the sanitizer is given time to say what it found there.
 """
 
 from __future__ import annotations
@@ -10,13 +13,16 @@ from __future__ import annotations
 import itertools
 import sys
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 import torch
 
 from sm70_kernels import shapes
+from sm70_kernels.build import store
 from sm70_kernels.launch import launcher
 from sm70_kernels.proof.prove import exact, relative_error
+from sm70_kernels.proof.sanitizer import announcement
 from sm70_kernels.proof.subject import Subject, as_tuple, copied, subjects
 
 if TYPE_CHECKING:
@@ -28,6 +34,9 @@ CPU, GPU = torch.device("cpu"), torch.device("cuda")
 MOST_TOKENS = 9
 MOST_BYTES = 8 * 2**20
 
+PAUSE = 0.02
+"""Seconds. The sanitizer writes from a process of its own: what it says after the next launch would count as its."""
+
 
 def chosen(subject: Subject) -> list[Case]:
     """Return the small cases, and of those that differ in their tokens only the first."""
@@ -38,8 +47,29 @@ def chosen(subject: Subject) -> list[Case]:
     return list(found.values())
 
 
+def announce_launches() -> None:
+    """Let every launch name its kernel first, and return when it has ended and the sanitizer, too, had time."""
+    launch = launcher._Function.__call__
+
+    def announced(function: launcher._Function, *arguments: Any) -> None:
+        spec = function._spec
+        print(announcement(spec, store.load(spec, "ptx").decode()), flush=True)
+        launch(function, *arguments)
+        torch.cuda.synchronize()
+        time.sleep(PAUSE)
+
+    mock.patch.object(launcher._Function, "__call__", announced).start()
+
+
 def failed(subject: Subject, case: Case) -> str:
     """Run one case. Returns what is wrong, or an empty string."""
+    try:
+        return _failed(subject, case)
+    except (RuntimeError, ValueError) as error:
+        return f"{case.name}: {str(error).splitlines()[0]}"
+
+
+def _failed(subject: Subject, case: Case) -> str:
     arguments = subject.inputs(case, CPU)
     results = as_tuple(subject.run(*(copied(each, GPU) for each in arguments)))
     torch.cuda.synchronize()
@@ -51,7 +81,9 @@ def failed(subject: Subject, case: Case) -> str:
 def main() -> int:
     """Run the chosen cases while time lasts. Returns 1 when a result is wrong."""
     start, limit = time.monotonic(), float(sys.argv[1])
-    turns = itertools.zip_longest(*([(subject, case) for case in chosen(subject)] for subject in subjects().values()))
+    announce_launches()
+    every = [each for name, each in subjects().items() if name in sys.argv[2:] or len(sys.argv) == 2]
+    turns = itertools.zip_longest(*([(subject, case) for case in chosen(subject)] for subject in every))
     work = [pair for turn in turns for pair in turn if pair is not None]
     done, wrong = 0, []
     for subject, case in work:
