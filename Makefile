@@ -36,7 +36,7 @@ kernels: $(READY) ## Build every registered kernel into build/kernels (ARGS="--j
 # Also for a machine with no network and no environment of ours: any python with torch, numpy, pytest and cuda-bindings.
 gpu-test: ## Prove the kernels on this machine's GPU and record it in verification/ (GPU_PYTHON=python3)
 	@PYTHON=$(GPU_PYTHON) tests/gpu/run.sh build/gpu
-	@mkdir -p verification && cp build/gpu/gpu.json build/gpu/benchmark.json verification/
+	@mkdir -p verification && cp build/gpu/gpu.json verification/ && cp build/gpu/benchmark.json verification/gpu_benchmark.json
 
 $(READY): $(LOCK) config/requirements/bootstrap.txt pyproject.toml
 	@config/requirements/setup.sh "$(PYTHON)" "$(VENV)" "$(ENGINE)"
