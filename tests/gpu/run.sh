@@ -4,7 +4,7 @@
 # Wants python with torch, numpy, pytest and cuda-bindings (PYTHON names it), no network, and kernels that were built
 # before (SM70_KERNELS_DIR, or build/kernels of this checkout). Writes into FOLDER: gpu.json, the record that belongs in
 # verification/; benchmark.json; a log for each step. Ends with 1 when the suite or the sanitizer found something.
-# Each step has its time (SUITE_SECONDS, SANITIZER_SECONDS for each run of a tool, BENCHMARK_SECONDS), eight minutes in all.
+# Each step has its time (SUITE_SECONDS, SANITIZER_SECONDS for each run of a tool, BENCHMARK_SECONDS), nine minutes in all.
 # The benchmark also times vLLM's kernels where GPU_HOST, or .carry/gpu_host of this checkout, is a folder whose setup.sh
 # puts vLLM on this python's path.
 set -uo pipefail
@@ -34,7 +34,7 @@ tail -n 15 "$folder/suite.log"
 
 # Errors of calls are left out: cuda-bindings asks the driver for functions that it may lack, and each counted as one.
 asked=(--report-api-errors no --error-exitcode 9)
-seconds=${SANITIZER_SECONDS:-55}
+seconds=${SANITIZER_SECONDS:-70}
 verdicts=()
 
 # sanitized TOOL LOG [OPERATOR ...]

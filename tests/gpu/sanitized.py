@@ -34,7 +34,7 @@ CPU, GPU = torch.device("cpu"), torch.device("cuda")
 MOST_TOKENS = 9
 MOST_BYTES = 8 * 2**20
 
-PAUSE = 0.02
+PAUSE = 0.05
 """Seconds. The sanitizer writes from a process of its own: what it says after the next launch would count as its."""
 
 
