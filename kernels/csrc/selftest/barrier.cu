@@ -6,8 +6,11 @@
 // at the block's barrier. In a round a part reads one buffer and writes the other, then waits: so what it reads was
 // written before the last wait, and what it overwrites was read before that wait too.
 //
-// x [rounds][THREADS], out [THREADS]: out[i] is the sum over rounds of (round + 1) * x[round][the same lane of the other
-// warp of i's part].
+// After the rounds the parts add up as dense/w8a16.cu's do: all wait at the block's barrier, each writes its sum where the
+// buffers were, all wait again, and each reads the other part's.
+//
+// x [rounds][THREADS], out [THREADS]: out[i] is s[i] + s[i ^ 64], where s[i] is the sum over rounds of
+// (round + 1) * x[round][the same lane of the other warp of i's part].
 #include "ptx/barrier.cuh"
 #include "ptx/memory.cuh"
 
@@ -41,5 +44,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) barrier_control(float* out
         sum += static_cast<float>(round + 1) * buffers[part][buffer][other];
         wait(part);
     }
-    store_float(out + threadIdx.x, sum);
+    __syncthreads();
+    float* sums = buffers[0][0];
+    sums[threadIdx.x] = sum;
+    __syncthreads();
+    store_float(out + threadIdx.x, sum + sums[threadIdx.x ^ PART]);
 }

@@ -65,8 +65,9 @@ def _hand_over(x: torch.Tensor, named: bool) -> torch.Tensor:
 
 def _sums(x: torch.Tensor, _: bool) -> torch.Tensor:
     rounds = torch.arange(1, x.shape[0] + 1, dtype=x.dtype, device=x.device)
-    # The warps of each part have changed places.
-    return (rounds[:, None] * x).sum(0).view(2, 2, 32).flip(1).reshape(128)
+    # The warps of each part have changed places; then the parts are added.
+    sums = (rounds[:, None] * x).sum(0).view(2, 2, 32).flip(1)
+    return (sums + sums.flip(0)).reshape(128)
 
 
 SUBJECTS = (
