@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from sm70_kernels.heuristics.dense import EXPAND_FROM
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
@@ -152,10 +154,10 @@ def dense_cases(scope: Scope) -> Iterator[Case]:
     """
     if scope == "benchmark":
         for layer in dense_layers(4).values():
-            yield from (_dense(rows, *layer) for rows in (1, 8, 16, 24, 32, 48, 64, 128, 512, 1024, 2048))
+            yield from (_dense(rows, *layer) for rows in (1, 8, 16, 24, 32, 48, 64, 128, 512, 2048, 8192))
         return
     for gated in (False, True):
-        yield from (_dense(rows, 2600, 384, gated) for rows in (1, 8, 16, 24, 32, 48, 64, 128, 1024))
+        yield from (_dense(rows, 2600, 384, gated) for rows in (1, 8, 16, 24, 32, 48, 64, 128, EXPAND_FROM))
         yield _dense(5, 2600, 384, gated, channel=1)
     if scope == "suite":
         yield from _real_dense_cases()
@@ -172,7 +174,7 @@ def _real_dense_cases() -> Iterator[Case]:
         for layer in dense_layers(ranks).values():
             yield from (_dense(rows, *layer) for rows in tiles_of_rows)
     for name in ("gate_up", "out"):
-        yield from (_dense(rows, *dense_layers(4)[name]) for rows in (2, 7, 9, 31, 33, 65, 200, 2048))
+        yield from (_dense(rows, *dense_layers(4)[name]) for rows in (2, 7, 9, 31, 33, 65, 200, 1000, EXPAND_FROM))
     # GDN's b and a beside query, key, value and z at four ranks, and the LM head.
     for rows in tiles_of_rows:
         yield _dense(rows, (GDN_COLUMNS + 2 * GDN_HEADS) // 4, HIDDEN, False)
@@ -187,9 +189,9 @@ def _odd_dense_cases() -> Iterator[Case]:
         yield from (_dense(rows, n, 1024, gated) for n in (64, 2500, 6000) for gated in kinds)
     yield from (_dense(rows, 1, 1, False) for rows in (1, 33))
     for n, k in ((7, 9), (31, 127), (33, 129), (100, 8), (257, 1001), (32, 17408)):
-        yield from (_dense(rows, n, k, gated, channel=rows % 2) for rows in (1, 5, 33, 1024) for gated in kinds)
+        yield from (_dense(rows, n, k, gated, channel=rows % 2) for rows in (1, 5, 33, EXPAND_FROM) for gated in kinds)
     yield from (_dense(9, 96, 512, False, gap=gap) for gap in (1, 8))
-    yield from (_dense(rows, 96, 512, False, power=power) for rows in (9, 1024) for power in (-12, 6))
+    yield from (_dense(rows, 96, 512, False, power=power) for rows in (9, EXPAND_FROM) for power in (-12, 6))
     yield from (_dense(0, 96, 512, gated) for gated in kinds)
 
 

@@ -54,7 +54,7 @@ def test_all_candidates_give_the_same_bits(kind: str) -> None:
             assert torch.equal(dense.native(x[:rows], weight, scale, counters, n, one, tactic), wanted[:rows]), tactic
 
 
-@pytest.mark.parametrize("rows", [1, 5, 23, 40, 63, 100, 1030])
+@pytest.mark.parametrize("rows", [1, 5, 23, 40, 63, 100, 1030, EXPAND_FROM])
 @pytest.mark.parametrize("kind", SHORT)
 def test_nothing_but_its_rows_is_read(kind: str, rows: int) -> None:
     run, (x, *rest) = layer(rows, *SHORT[kind])
@@ -102,7 +102,7 @@ def test_two_layers_may_run_at_once_on_two_streams() -> None:
 
 @pytest.mark.parametrize("kind", SHORT)
 def test_weights_expanded_in_several_goes_give_the_same_result(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    run, arguments = layer(1500, *SHORT[kind])
+    run, arguments = layer(EXPAND_FROM, *SHORT[kind])
     whole = run(*arguments)
     small = torch.full((640 * 32 * 2 * 7,), float("nan"), dtype=torch.float16, device=GPU)
     monkeypatch.setattr(dense, "_WORKSPACES", {arguments[0].device: small})
@@ -112,9 +112,9 @@ def test_weights_expanded_in_several_goes_give_the_same_result(kind: str, monkey
 
 def test_both_ways_agree_where_they_meet() -> None:
     for n, k, gated in SHORT.values():
-        _, (x, weight, scale, counters, _, _, unit) = layer(1024, n, k, gated)
+        _, (x, weight, scale, counters, _, _, unit) = layer(EXPAND_FROM, n, k, gated)
         one = layer_of(n, k, gated)
-        native = dense.native(x, weight, scale, counters, n, one, candidates(one, 1024)[0])
+        native = dense.native(x, weight, scale, counters, n, one, candidates(one, EXPAND_FROM)[0])
         assert relative_error(dense.expanded(x, weight, scale, n, one, unit), native) < 1e-3
 
 

@@ -101,10 +101,10 @@ def test_tuning_times_every_candidate_and_keeps_the_order(timed: list[str]) -> N
     assert [timing.rows for timing in found.timings] == list(dense.BUCKETS)
     assert [len(timing.microseconds) for timing in found.timings] == [2, 2, 2, 2, 1, 1]
     assert all(timing.chosen == 0 for timing in found.timings), "0.2 % is no difference"
-    assert found.crossings[0].expand_from == 256
+    assert found.crossings[0].expand_from == 512
     assert timed[0].startswith("n=2600 k=256 rows=8: ")
     assert len(timed) == 7
-    assert record.choices(record.parse(record.dump(found)), CARD).expand_from == {layer_of(*shape): 256}
+    assert record.choices(record.parse(record.dump(found)), CARD).expand_from == {layer_of(*shape): 512}
 
 
 def test_a_candidate_with_other_bits_stops_the_tuning(timed: list[str], monkeypatch: pytest.MonkeyPatch) -> None:

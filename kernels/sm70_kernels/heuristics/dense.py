@@ -36,9 +36,9 @@ ROWS = 8
 """Rows of an m8n8k4 tile."""
 INVARIANT_ROWS = 64
 """Up to here a row's result is the same bit for bit, whatever the number of rows."""
-EXPAND_FROM = 1024
-"""Rows from which the weights are expanded to FP16 for cuBLAS. Predicted: expanding Qwen3.8-27B's gate and up at four
-ranks takes 0.18 ms, which 85 TFLOP/s there against 70 here win back at 800 rows (NOTES.md, dense)."""
+EXPAND_FROM = 4096
+"""Rows from which the weights are expanded to FP16 for cuBLAS. Predicted: 83 to 93 TFLOP/s without, and 0.17 ms for the
+expansion of Qwen3.8-27B's gate and up at four ranks; published: 1Cat 1.3.0 crosses at 3920 (volta.md C.3)."""
 SMS = 80
 """Of a V100."""
 COUNTERS = 64
@@ -134,8 +134,11 @@ _NARROW = (
     (  64,   16,   'both',  Tactic(8, 2, 8, 1, 1, 2, 32, 1)),
 )  # fmt: skip
 
-# From 65 rows on, by the rows of a thread block. Tensor cores bound these; two warps a scheduler keep them fed. `split`
-# is chosen from the number of thread blocks. Provenance: predicted.
+# From 65 rows on, where tensor cores bound: with enough thread blocks two on an SM, one of which multiplies while the
+# other starts or ends; else one with twice the warps, by its rows, and as much `split` as brings the thread blocks near
+# the number of SMs. Provenance: predicted.
+_MANY = Tactic(8, 2, 4, 1, 1, 2, 32, 2)
+_ENOUGH = 100
 _WIDE = ((48, Tactic(6, 2, 4, 2, 1, 2, 32, 1)), (64, Tactic(8, 2, 4, 2, 1, 2, 32, 1)))
 _SPLITS = (1, 2, 4)
 
@@ -191,6 +194,8 @@ def candidates(layer: Layer, rows: int) -> tuple[Tactic, ...]:
         forms = _FORMS[kind]
         form = next((tiles for tiles in forms if -(-layer.tiles // tiles) <= SMS), forms[-1])
         return tuple(tactic for *key, of, tactic in _NARROW if key == [bucket, form] and of in (kind, "both"))
+    if _groups(layer, _MANY) * -(-rows // (ROWS * _MANY.mt)) >= _ENOUGH:
+        return (_MANY,)
     tactic = next(tactic for most, tactic in _WIDE if most == bucket)
     blocks = _groups(layer, tactic) * -(-rows // bucket)
     splits = [split for split in _SPLITS if split == 1 or (blocks <= COUNTERS and split * tactic.wk <= layer.blocks)]
@@ -215,7 +220,7 @@ def _groups(layer: Layer, tactic: Tactic) -> int:
 
 def _built_ahead() -> Iterator[Specialisation]:
     every = [(tactic, of) for *_, of, tactic in _NARROW]
-    every += [(tactic._replace(split=split), "both") for _, tactic in _WIDE for split in _SPLITS]
+    every += [(_MANY, "both"), *((tactic._replace(split=s), "both") for _, tactic in _WIDE for s in _SPLITS)]
     # A tactic may serve several forms.
     wanted = ((tactic, gated) for gated in (False, True) for tactic, of in every if of in ("both", _kind(gated)))
     yield from (specialisation(tactic, gated) for tactic, gated in dict.fromkeys(wanted))

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from sm70_kernels.heuristics.dense import Tactic
 
 BUCKETS = (8, 16, 24, 32, 48, 64)
-CROSSING_ROWS = (256, 512, 1024, 2048, 4096)
+CROSSING_ROWS = (512, 1024, 2048, 4096, 8192)
 NEVER = 2**31 - 1
 """As `expand_from`: the library's product was not faster at any number of rows."""
 ALIKE = 1.01
