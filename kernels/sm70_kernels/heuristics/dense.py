@@ -9,7 +9,7 @@ depend on the layer and on the number of rows.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 from sm70_kernels.registry import Kernel, Specialisation
@@ -148,11 +148,13 @@ SUMS_AT_ONCE = 64 * 1024
 """Most bytes that the accumulators of one pass take in shared memory."""
 
 
+@cache
 def layer_of(n: int, k: int, gated: bool) -> Layer:
     """Return the layer of `n` output columns (of each half, when gated) and `k` inputs."""
     return Layer(-(-n // TILE) * (2 if gated else 1), -(-k // BLOCK), gated)
 
 
+@cache
 def specialisation(tactic: Tactic, gated: bool) -> Specialisation:
     """Return the kernel built for a tactic."""
     warps = tactic.wn * tactic.wk
@@ -202,6 +204,7 @@ def candidates(layer: Layer, rows: int) -> tuple[Tactic, ...]:
     return tuple(tactic._replace(split=s) for s in sorted(splits, key=lambda s: (max(0.8 * SMS - blocks * s, 0), s)))
 
 
+@lru_cache(maxsize=8192)
 def plan(layer: Layer, rows: int, tactic: Tactic | None = None) -> Plan:
     """Return the launch for a number of rows, by a tactic or by the one that serves."""
     tactic = tactic or candidates(layer, rows)[0]

@@ -53,7 +53,7 @@ def native(
     rows, k = x.shape
     plan = heuristics.plan(layer, rows, tactic)
     out = new((rows, n), x.dtype, x.device)
-    partials = torch.empty(plan.partials, dtype=torch.float32, device=x.device)
+    partials = torch.empty(plan.partials, dtype=torch.float32, device=x.device) if plan.partials else 0
     sizes = (rows, n, k, layer.tiles, layer.blocks, stride(x, 0))
     launch(plan.spec, plan.grid, plan.spec.threads, (out, x, weight, scale, partials, counters, *sizes))
     return out
@@ -116,7 +116,7 @@ def _dense(
         out = expanded(rows, weight, scale, n, layer, unit)
     else:
         out = native(rows, weight, scale, counters, n, layer, tactic_for(layer, count))
-    return out.view(*x.shape[:-1], n)
+    return out if x.ndim == 2 else out.view(*x.shape[:-1], n)
 
 
 def _fake(
