@@ -63,10 +63,13 @@ def _hand_over(x: torch.Tensor, named: bool) -> torch.Tensor:
     return out
 
 
-def _sums(x: torch.Tensor, _: bool) -> torch.Tensor:
+def _sums(x: torch.Tensor, named: bool) -> torch.Tensor:
     rounds = torch.arange(1, x.shape[0] + 1, dtype=x.dtype, device=x.device)
+    weighed = (rounds[:, None] * x).view(-1, 2, 2, 32)
+    if named:
+        weighed[-1, 1] = 0  # the second part does a round less
     # The warps of each part have changed places; then the parts are added.
-    sums = (rounds[:, None] * x).sum(0).view(2, 2, 32).flip(1)
+    sums = weighed.sum(0).flip(1)
     return (sums + sums.flip(0)).reshape(128)
 
 
