@@ -2,8 +2,8 @@
 // order and the rounding of approximations are a GPU's.
 //
 // Each thread of a block is a fiber that runs until it must wait for others, at a barrier or at an instruction of its
-// whole warp. Which fiber goes on is drawn at random: code that lacks a barrier computes something else with each seed.
-// Blocks run one after another, in random order too. Threads that wait for ever are seen, and end the launch.
+// whole warp. Which goes on, and how fast each warp is, is drawn at random: code that lacks a barrier computes something
+// else with each seed. Blocks run one after another, in random order too. Threads that wait for ever end the launch.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -111,16 +111,22 @@ inline bool run_block(int threads, std::mt19937& random) {
         fibers[i].uc_stack.ss_size = STACK;
         makecontext(&fibers[i], enter, 0);
     }
-    while (!running.empty()) {
+    // Each warp has a pace of its own, so that one gets far ahead of another where no barrier holds it.
+    std::vector<unsigned> pace(threads / 32 + 1);
+    for (unsigned& each : pace) each = 1 + random() % 4;
+    for (unsigned turn = 1, idle = 0; !running.empty(); ++turn) {
         moved = false;
         std::shuffle(running.begin(), running.end(), random);
         for (const int i : running) {
+            if (turn % pace[i / 32] != 0) continue;
             current = i;
             threadIdx = {i, 0, 0};
             swapcontext(&scheduler, &fibers[i]);
         }
         std::erase_if(running, [](int i) { return ended[i]; });
-        if (!moved) return false;
+        idle = moved ? 0 : idle + 1;
+        // In so many turns each warp has had two of its own.
+        if (idle == 8) return false;
     }
     return true;
 }
