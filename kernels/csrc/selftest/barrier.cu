@@ -3,14 +3,14 @@
 // sanitizer: what racecheck says of this kernel it would say of any that waits at named barriers.
 //
 // Two parts of two warps, each with its own buffers. NAMED 1: each part waits at a barrier of its own, and the second does
-// a round less, as the K parts of a layer may; NAMED 0: all wait at the block's barrier, so all do the same rounds. In a round a part reads one buffer and writes the other, then waits: so what it reads was
+// three rounds less, as the K parts of a layer may; NAMED 0: all wait at the block's barrier, so all do the same rounds. In a round a part reads one buffer and writes the other, then waits: so what it reads was
 // written before the last wait, and what it overwrites was read before that wait too.
 //
 // After the rounds the parts add up as dense/w8a16.cu's do: all wait at the block's barrier, each writes its sum where the
 // buffers were, all wait again, and each reads the other part's.
 //
 // x [rounds][THREADS], out [THREADS]: out[i] is s[i] + s[i ^ 64], where s[i] is the sum over the rounds of i's part of
-// (round + 1) * x[round][the same lane of the other warp of i's part]. rounds is at least 2.
+// (round + 1) * x[round][the same lane of the other warp of i's part]. rounds is at least 4.
 #include "ptx/barrier.cuh"
 #include "ptx/memory.cuh"
 
@@ -34,7 +34,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) barrier_control(float* out
     const int part = threadIdx.x / PART;
     const int mine = threadIdx.x % PART;
     const int other = mine ^ 32;
-    if (NAMED) rounds -= part;
+    if (NAMED) rounds -= 3 * part;
     buffers[part][0][mine] = load_float(x + threadIdx.x);
     wait(part);
     float sum = 0.0f;

@@ -67,7 +67,7 @@ def _sums(x: torch.Tensor, named: bool) -> torch.Tensor:
     rounds = torch.arange(1, x.shape[0] + 1, dtype=x.dtype, device=x.device)
     weighed = (rounds[:, None] * x).view(-1, 2, 2, 32)
     if named:
-        weighed[-1, 1] = 0  # the second part does a round less
+        weighed[-3:, 1] = 0  # the second part does three rounds less
     # The warps of each part have changed places; then the parts are added.
     sums = weighed.sum(0).flip(1)
     return (sums + sums.flip(0)).reshape(128)
