@@ -211,6 +211,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
         }
     }
 
+    // K parts differ by one block at most. All wait equally often, because racecheck orders accesses by the number of waits
+    // before them: where the numbers differ it reports the sums below, which two barriers of the whole block set apart.
+    if (last - first < (blocks + PARTS - 1) / PARTS) {
+        for (int chunk = 0; chunk < BLOCK / CHUNK; ++chunk) staging.wait(1 + along_k);
+    }
+
 #pragma unroll
     for (int t = 0; t < NT; ++t) unit[t] = first < last ? load_float(scale[t] + blocks) : 0.0f;
 #pragma unroll
