@@ -14,6 +14,7 @@ from appliance.doctor.check import Check, gib
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from appliance.doctor.check import Status
     from appliance.topology.machine import Host
 
 SLOW_CLOCKS = ("hpet", "acpi_pm", "jiffies", "refined-jiffies")
@@ -25,9 +26,9 @@ def shm(size: int | None, free: int | None, needed: int) -> Check:
     name, title = "shm", "/dev/shm"  # noqa: S108 - the mount is meant, nothing is written
     wanted = f"{gib(needed)} free" if needed else "any"
     if size is None or free is None:
-        status = "fail" if needed else "skipped"
+        status: Status = "fail" if needed else "skipped"
         todo = "mount a tmpfs on /dev/shm" if needed else ""
-        return Check(name, title, status, "it is not mounted", wanted, todo)  # type: ignore[arg-type]
+        return Check(name, title, status, "it is not mounted", wanted, todo)
     found = f"{gib(free)} of {gib(size)} free"
     if free >= needed:
         return Check(name, title, "ok", found, wanted)

@@ -18,6 +18,7 @@ from appliance.doctor.checks.gpu import NO_GPU
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from appliance.doctor.check import Status
     from appliance.topology.machine import Machine
 
 LIMIT = 180.0
@@ -43,8 +44,8 @@ def access(machine: Machine, chosen: Sequence[int], links: str) -> Check:
     refused = [f"{a}→{b} ({link.kind})" for (a, b), link in pairs.items() if link.peer_access is False]
     if refused:
         # Without a need for peer access, copies go through the host's memory: slower, and right.
-        status = "warn" if links == "none" else "fail"
-        return Check(name, title, status, f"no peer access {', '.join(refused)}", wanted, _HINT)  # type: ignore[arg-type]
+        status: Status = "warn" if links == "none" else "fail"
+        return Check(name, title, status, f"no peer access {', '.join(refused)}", wanted, _HINT)
     unlinked = [f"{a}→{b} ({link.kind})" for (a, b), link in pairs.items() if link.kind != "nvlink"]
     if links == "nvlink" and unlinked:
         todo = "choose GPUs of one NVLink island, or a profile that needs none; `appliance topology` shows the links"
