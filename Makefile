@@ -5,7 +5,7 @@ SHELL       := /bin/bash
 
 # The engine that this machine can run: an NVIDIA device node means the V100 build, none means vLLM for CPUs.
 ENGINE ?= $(shell test -e /dev/nvidiactl && echo v100 || echo portable)
-PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v python3)
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 LOCK   := config/requirements/$(ENGINE).txt

@@ -8,11 +8,11 @@ python=$1 venv=$2 engine=$3
 fail() { echo "setup: $1" >&2; exit 2; }
 step() { printf 'setup: %-58s [%3ds]\n' "$1" "$SECONDS"; }
 
-[ -n "$python" ] || fail "no Python found; wanted 3.11 or 3.12; install it, or name one with make PYTHON=..."
+[ -n "$python" ] || fail "no Python found; wanted 3.11, which the locks are for; install it, or name one with make PYTHON=..."
 version=$("$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])') || fail "$python does not run"
 case $version in
-  3.11|3.12) ;;
-  *) fail "$python is Python $version; wanted 3.11 or 3.12; name another with make PYTHON=..." ;;
+  3.11) ;;
+  *) fail "$python is Python $version; wanted 3.11, which the locks are for; name another with make PYTHON=..." ;;
 esac
 [ "$(uname -m)" = x86_64 ] || fail "this machine is $(uname -m); wanted x86_64, which the locked engine wheels are for"
 
