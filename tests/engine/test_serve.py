@@ -104,9 +104,9 @@ class Server:
     def chat(self, tokens: int, **options: Any) -> httpx.Response:
         return self.http.post("/v1/chat/completions", json=body(tokens, **options))
 
-    def stream(self, tokens: int) -> list[dict[str, Any]]:
+    def stream(self, tokens: int, **options: Any) -> list[dict[str, Any]]:
         """The pieces of a streamed chat, which must end as the protocol says."""
-        with self.http.stream("POST", "/v1/chat/completions", json=body(tokens, stream=True, ignore_eos=True)) as answer:
+        with self.http.stream("POST", "/v1/chat/completions", json=body(tokens, stream=True, **options)) as answer:
             assert answer.status_code == 200
             lines = [line[6:] for line in answer.iter_lines() if line.startswith("data: ")]
         assert lines[-1] == "[DONE]"
@@ -238,7 +238,7 @@ def test_sigterm_lets_a_stream_finish_refuses_new_requests_and_leaves_nothing(se
     server.look()
     pieces: list[dict[str, Any]] = []
     tokens = 600  # several beats long however fast the machine is: ignore_eos keeps it from ending early
-    client = threading.Thread(target=lambda: pieces.extend(server.stream(tokens)))
+    client = threading.Thread(target=lambda: pieces.extend(server.stream(tokens, ignore_eos=True)))
     client.start()
     until(lambda: server.heartbeat["in_flight"] >= 1)
     server.process.terminate()
