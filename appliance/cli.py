@@ -28,6 +28,7 @@ VERBS = {
     "doctor": "check this machine and say what to do",
     "models": "fetch or verify a model and its draft",
     "probe": "startup, live or ready, as the exec probes answer it",
+    "bench": "measure the engine, predict it, or compare a result with a reference",
     "sidecar": "the health and metadata service alone",
 }
 

@@ -1,0 +1,1 @@
+"""Verbs of `appliance bench`, a module each: `SUMMARY: str`, `configure(parser)` and `run(arguments) -> int`."""
