@@ -1,0 +1,57 @@
+"""What a test needs of the machine beyond Python: skipped where it is missing, failed where it was promised.
+
+APPLIANCE_TESTS_REQUIRE=docker,browser is such a promise; .ci/run makes it, so that nothing is skipped there unseen.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from functools import cache
+from typing import Literal
+
+import pytest
+
+Need = Literal["docker", "browser"]
+
+PROMISE = "APPLIANCE_TESTS_REQUIRE"
+
+
+def required(need: Need) -> None:
+    """Skip the test, with the reason, where `need` is missing; fail it where the environment promises it."""
+    missing = {"docker": _docker, "browser": _browser}[need]()
+    if missing is None:
+        return
+    if need in promised():
+        pytest.fail(f"{PROMISE} promises {need}, but {missing}", pytrace=False)
+    pytest.skip(missing)
+
+
+def promised() -> frozenset[str]:
+    """What the environment says is there."""
+    return frozenset(filter(None, os.environ.get(PROMISE, "").replace(" ", "").split(",")))
+
+
+@cache
+def _docker() -> str | None:
+    if shutil.which("docker") is None:
+        return "Docker is not installed; .ci/docker.sh installs and starts it on Debian"
+    for command, what in (
+        (("docker", "info"), "the Docker daemon does not answer"),
+        (("docker", "compose", "version"), "Docker has no compose plugin"),
+        (("docker", "buildx", "version"), "Docker has no buildx plugin"),
+    ):
+        try:
+            done = subprocess.run(command, capture_output=True, timeout=30, check=False)
+        except subprocess.TimeoutExpired:
+            return f"`{' '.join(command)}` hangs"
+        if done.returncode:
+            return f"{what}; .ci/docker.sh installs and starts it on Debian"
+    return None
+
+
+@cache
+def _browser() -> str | None:
+    absent = [name for name in ("chromium", "chromedriver") if shutil.which(name) is None]
+    return f"{' and '.join(absent)} not installed; Debian has chromium and chromium-driver" if absent else None
