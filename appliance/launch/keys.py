@@ -1,4 +1,7 @@
-"""The API's key: found by its setting, shown by nothing, handed to the engine through its environment alone."""
+"""The secrets: the API's key and the sidecar's token. Found by their settings, shown by nothing.
+
+The key is handed to the engine through its environment alone.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +21,10 @@ VARIABLE = "VLLM_API_KEY"
 """Where vLLM looks for the key; on its command line every user of the machine would see it."""
 
 
+SHORTEST_TOKEN = 16
+"""Characters; a shorter one can be guessed by whoever reaches the port."""
+
+
 def engine_secrets(asked: Request) -> dict[str, str]:
     """Return what is added to the engine's environment beside the plan, and must not be written anywhere.
 
@@ -32,15 +39,9 @@ def api_key(given: Mapping[str, Sourced], environ: Mapping[str, str]) -> Sourced
 
     Raises ConfigurationError, without the key in it, when both settings are there or the file holds no key.
     """
-    key, file = given.get("api_key"), given.get("api_key_file")
-    if key is not None and file is not None:
-        raise ConfigurationError(
-            f"api_key ({key.source}) and api_key_file ({file.source}) are both set; keep one of them"
-        )
+    key = _secret("api_key", given)
     if key is not None:
         return key
-    if file is not None:
-        return Sourced(_read(Path(file.value), file.source), file.source)
     if environ.get(VARIABLE):
         source = f"environment {VARIABLE}"
         parsed = settings.parse(settings.SETTINGS["api_key"], environ[VARIABLE], source, Path("/"))
@@ -48,8 +49,35 @@ def api_key(given: Mapping[str, Sourced], environ: Mapping[str, str]) -> Sourced
     return None
 
 
-def _read(path: Path, source: str) -> str:
-    where = f"{source}: api_key_file {path}"
+def sidecar_token(given: Mapping[str, Sourced]) -> Sourced | None:
+    """Return the sidecar's token with its source: sidecar_token, else sidecar_token_file, else None.
+
+    Raises ConfigurationError, without the token in it, when both are there, the file holds none, or it is too short.
+    """
+    token = _secret("sidecar_token", given)
+    if token is not None and len(token.value) < SHORTEST_TOKEN:
+        raise ConfigurationError(
+            f"{token.source}: the sidecar's token has {len(token.value)} characters; wanted at least {SHORTEST_TOKEN} "
+            "(`openssl rand -hex 32` makes one)"
+        )
+    return token
+
+
+def _secret(name: str, given: Mapping[str, Sourced]) -> Sourced | None:
+    """Return what the setting `name` gives, or the first line of the file that `name`_file gives."""
+    secret, file = given.get(name), given.get(f"{name}_file")
+    if secret is not None and file is not None:
+        raise ConfigurationError(
+            f"{name} ({secret.source}) and {name}_file ({file.source}) are both set; keep one of them"
+        )
+    if file is not None:
+        return Sourced(_read(name, Path(file.value), file.source), file.source)
+    return secret
+
+
+def _read(name: str, path: Path, source: str) -> str:
+    where = f"{source}: {name}_file {path}"
+    what = "token" if name == "sidecar_token" else "key"
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except OSError as error:
@@ -57,8 +85,8 @@ def _read(path: Path, source: str) -> str:
     except UnicodeDecodeError:
         raise ConfigurationError(f"{where}: is not text in UTF-8") from None
     if not lines or not lines[0].strip():
-        raise ConfigurationError(f"{where}: holds no key on its first line")
+        raise ConfigurationError(f"{where}: holds no {what} on its first line")
     key = lines[0].strip()
     if not key.isprintable():
-        raise ConfigurationError(f"{where}: the key has characters that no HTTP header can carry")
+        raise ConfigurationError(f"{where}: the {what} has characters that no HTTP header can carry")
     return key

@@ -97,7 +97,8 @@ def _environment(environ: Mapping[str, str], cwd: Path) -> tuple[dict[str, Sourc
             continue
         source = f"environment {variable}"
         name = variable.removeprefix(ENGINE_PREFIX).lower()
-        if variable.startswith(ENGINE_PREFIX):
+        # engine_url is a setting, and vLLM has no argument `url`.
+        if variable.startswith(ENGINE_PREFIX) and variable != settings.SETTINGS["engine_url"].variable:
             if name not in arguments.table():
                 raise ConfigurationError(_unknown(variable))
             # Compose hands over a variable that is not set as an empty one.

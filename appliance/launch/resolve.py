@@ -10,7 +10,7 @@ from appliance import __version__
 from appliance.errors import ConfigurationError
 from appliance.launch import checkpoints, command, settings
 from appliance.launch.environment import REQUIRE_ACCELERATION, engine_environment
-from appliance.launch.keys import api_key
+from appliance.launch.keys import api_key, sidecar_token
 from appliance.launch.plan import Plan, Sourced
 from appliance.launch.request import LIVE
 from appliance.models.checkpoint import inspect
@@ -116,7 +116,7 @@ def _choose(
 
 
 def _complete(asked: Request, wanted: Mapping[str, Sourced], profile: Profile) -> dict[str, Sourced]:
-    """Return every setting: as somebody set it, else derived, else its default. Of the key only whether it is set."""
+    """Every setting: as somebody set it, else derived, else its default. Of secrets only whether there are any."""
     own, environ = f"profile {profile.name}", asked.environ
     known = {name: Sourced(setting.default, "default") for name, setting in settings.SETTINGS.items()}
     known["profile"] = Sourced(profile.name, "derived: the best that fits")
@@ -135,6 +135,8 @@ def _complete(asked: Request, wanted: Mapping[str, Sourced], profile: Profile) -
     known.update(wanted)
     key = api_key(wanted, environ)
     known["api_key"] = Sourced("set", key.source) if key else Sourced(None, "default")
+    token = sidecar_token(wanted)
+    known["sidecar_token"] = Sourced("set", token.source) if token else Sourced(None, "default")
     if known["port"].value == known["sidecar_port"].value:
         raise ConfigurationError(
             f"port ({known['port'].source}) and sidecar_port ({known['sidecar_port'].source}) are both "

@@ -9,7 +9,7 @@ import pytest
 
 from appliance.commands.plan import to_text
 from appliance.errors import ConfigurationError
-from appliance.launch.keys import engine_secrets
+from appliance.launch.keys import engine_secrets, sidecar_token
 from appliance.launch.resolve import resolve
 
 if TYPE_CHECKING:
@@ -86,3 +86,49 @@ def test_two_keys_are_one_too_many(ask: Ask) -> None:
     assert str(said.value) == (
         "api_key (environment APPLIANCE_API_KEY) and api_key_file (command line) are both set; keep one of them"
     )
+
+
+TOKEN = "t0ken-of-the-test-long-enough"
+
+
+@pytest.mark.parametrize("source", ["command line", "environment", "file", "config"])
+def test_the_sidecars_token_is_in_no_plan(source: str, ask: Ask, tmp_path: Path) -> None:
+    path = tmp_path / "there"
+    path.write_text(f"sidecar_token: {TOKEN}\n" if source == "config" else f"{TOKEN}\n")
+    options = {
+        "command line": {"sidecar_token": TOKEN},
+        "file": {"sidecar_token_file": str(path)},
+        "config": {"config": str(path)},
+    }.get(source, {})
+    asked = ask("none", options, [], {"APPLIANCE_SIDECAR_TOKEN": TOKEN} if source == "environment" else {})
+    found = sidecar_token(asked.settle().settings)
+    assert found
+    assert found.value == TOKEN
+    plan = resolve(asked)
+    assert plan.setting("sidecar_token") == "set"
+    assert TOKEN not in json.dumps(plan.to_json())
+    assert TOKEN not in "\n".join(to_text(plan))
+
+
+def test_without_a_token_there_is_none(ask: Ask) -> None:
+    assert sidecar_token(ask("none").settle().settings) is None
+    assert resolve(ask("none")).setting("sidecar_token") is None
+
+
+def test_a_token_that_can_be_guessed_is_refused_without_being_shown(ask: Ask) -> None:
+    with pytest.raises(ConfigurationError) as said:
+        resolve(ask("none", environ={"APPLIANCE_SIDECAR_TOKEN": "hunter2"}))
+    assert str(said.value) == (
+        "environment APPLIANCE_SIDECAR_TOKEN: the sidecar's token has 7 characters; wanted at least 16 "
+        "(`openssl rand -hex 32` makes one)"
+    )
+
+
+def test_two_tokens_are_one_too_many(ask: Ask) -> None:
+    with pytest.raises(ConfigurationError, match="are both set; keep one of them"):
+        resolve(ask("none", {"sidecar_token_file": "f"}, environ={"APPLIANCE_SIDECAR_TOKEN": TOKEN}))
+
+
+def test_the_engines_address_is_a_setting_and_no_argument_of_vllm(ask: Ask) -> None:
+    plan = resolve(ask("none", environ={"APPLIANCE_ENGINE_URL": "http://engine:8000"}))
+    assert plan.setting("engine_url") == "http://engine:8000"

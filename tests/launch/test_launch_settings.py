@@ -129,5 +129,5 @@ def test_without_dashes_nothing_goes_to_vllm() -> None:
 
 
 def test_the_table_says_which_settings_are_secret() -> None:
-    assert [name for name, setting in settings.SETTINGS.items() if setting.secret] == ["api_key"]
+    assert [name for name, setting in settings.SETTINGS.items() if setting.secret] == ["api_key", "sidecar_token"]
     assert all(setting.to_json()["help"] for setting in settings.SETTINGS.values())
