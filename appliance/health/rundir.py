@@ -6,6 +6,8 @@ heartbeat          engine       event-loop beat, step counter, requests in fligh
 steps.jsonl        engine       one line per engine step; rotated to steps.1.jsonl
 plugins/PID.json   engine       proof that the plugin was loaded, one file per process
 acceleration.json  engine       state and reason of every route
+ranks/RANK.json    engine       the same of each rank, where ranks tell it themselves
+cache.json         guardian     what the compile cache did for this start: key, folder, cold or warm, and why
 exit.json          guardian     why the whole ended, with its exit status; the ender where the guardian could not
 """
 
@@ -25,7 +27,9 @@ PHASE = "phase.json"
 HEARTBEAT = "heartbeat"
 STEPS = "steps.jsonl"
 PLUGINS = "plugins"
+RANKS = "ranks"
 ACCELERATION = "acceleration.json"
+CACHE = "cache.json"
 EXIT = "exit.json"
 
 
@@ -61,7 +65,8 @@ def read(folder: Path, name: str) -> dict[str, Any] | None:
 
 def clear(folder: Path) -> None:
     """Remove what an earlier start left, so that no probe mistakes it for this one's."""
-    for name in (PLAN, PHASE, HEARTBEAT, STEPS, "steps.1.jsonl", ACCELERATION, EXIT):
+    for name in (PLAN, PHASE, HEARTBEAT, STEPS, "steps.1.jsonl", ACCELERATION, CACHE, EXIT):
         (folder / name).unlink(missing_ok=True)
-    for proof in (folder / PLUGINS).glob("*.json"):
-        proof.unlink(missing_ok=True)
+    for each in (PLUGINS, RANKS):
+        for record in (folder / each).glob("*.json"):
+            record.unlink(missing_ok=True)

@@ -8,6 +8,7 @@ from functools import cache
 from pathlib import PurePath
 from typing import TYPE_CHECKING
 
+from appliance.cache.store import FOLDERS
 from appliance.errors import ConfigurationError, nearest
 from appliance.launch.arguments import VLLM
 from appliance.launch.plan import Sourced
@@ -30,20 +31,19 @@ _SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSWORD|CREDENTIAL")
 
 _FOLDERS = {
     "HOME": "home",
-    "XDG_CACHE_HOME": "cache",
+    "XDG_CACHE_HOME": "home/.cache",
     "XDG_CONFIG_HOME": "home/.config",
     "XDG_DATA_HOME": "home/.local/share",
-    "VLLM_CACHE_ROOT": "cache/vllm",
     "VLLM_CONFIG_ROOT": "home/.config/vllm",
-    "TRITON_CACHE_DIR": "cache/triton",
-    "TORCHINDUCTOR_CACHE_DIR": "cache/inductor",
-    "CUDA_CACHE_PATH": "cache/cuda",
-    "HF_HOME": "cache/huggingface",
-    "NUMBA_CACHE_DIR": "cache/numba",
-    "MPLCONFIGDIR": "cache/matplotlib",
-    "OUTLINES_CACHE_DIR": "cache/outlines",
+    "HF_HOME": "home/.cache/huggingface",
+    "NUMBA_CACHE_DIR": "home/.cache/numba",
+    "MPLCONFIGDIR": "home/.cache/matplotlib",
+    "OUTLINES_CACHE_DIR": "home/.cache/outlines",
 }
 """Under the state folder. TMPDIR is left alone: vLLM puts sockets there, whose paths may have 107 bytes at most."""
+
+_COMPILED = {**FOLDERS, "SM70_KERNELS_CACHE": "sm70"}
+"""Under the folder of a generation of the compile cache: what is compiled for one key, and nothing else."""
 
 # These are set in every session, so that overriding them surprises nobody.
 _UNREMARKABLE = frozenset({"HOME", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME"})
@@ -56,8 +56,16 @@ def known_variables() -> frozenset[str]:
 
 
 def folders(state_dir: str) -> dict[str, str]:
-    """Return the variables that name a folder of caches or settings, all of them under `state_dir`."""
+    """Return the variables that name a folder of data or settings, all of them under `state_dir`."""
     return {name: str(PurePath(state_dir, part)) for name, part in _FOLDERS.items()}
+
+
+def compiled(generation: str) -> dict[str, str]:
+    """Return the variables that name a folder of compiled artefacts, all of them under the folder `generation`.
+
+    They are no part of the plan: the key of a generation is known only once the model is there.
+    """
+    return {name: str(PurePath(generation, part)) for name, part in _COMPILED.items()}
 
 
 def engine_environment(
@@ -79,9 +87,14 @@ def engine_environment(
     warnings = []
     added: dict[str, Sourced] = {}
     for name, folder in folders(state_dir.value).items():
-        added[name] = Sourced(folder, "derived: all caches and HOME are under state_dir")
+        added[name] = Sourced(folder, "derived: HOME and all that libraries keep are under state_dir")
         if name in user and user[name] != folder and name not in _UNREMARKABLE:
-            warnings.append(f"environment {name} is not used: caches go under state_dir (APPLIANCE_STATE_DIR)")
+            warnings.append(f"environment {name} is not used: it goes under state_dir (APPLIANCE_STATE_DIR)")
+    warnings += [
+        f"environment {name} is not used: compiled code goes under cache_dir (APPLIANCE_CACHE_DIR)"
+        for name in _COMPILED
+        if name in user
+    ]
     # Without these, getpass asks the password database, which does not know an arbitrary user id.
     for name in ("USER", "LOGNAME"):
         added[name] = Sourced("appliance", "derived: a user id needs no passwd entry")
@@ -112,7 +125,7 @@ def engine_environment(
 def _vllm_variables(user: Mapping[str, str], added: dict[str, Sourced], warnings: list[str]) -> None:
     """Add the person's VLLM_* variables that may be shown, and warn of those that vLLM does not know."""
     for name, value in sorted(user.items()):
-        if not name.startswith("VLLM_"):
+        if not name.startswith("VLLM_") or name in _COMPILED:
             continue
         if name == "VLLM_PORT" and "://" in value:
             raise ConfigurationError(

@@ -16,7 +16,7 @@ from appliance.launch.request import LIVE
 from appliance.models.checkpoint import inspect
 from appliance.paths import default_state_dir
 from appliance.profiles import catalogue
-from appliance.profiles.select import select
+from appliance.profiles.select import assess
 from appliance.topology.islands import best_set
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ def _choose(
         own = catalogue.load(str(asked.cwd / pinned) if "/" in pinned else pinned)
         profiles[own.name], pinned = own, own.name
     overrides = {name: sourced.value for name, sourced in given.arguments.items()} | given.options.whole
-    selection = select(
+    selection = assess(
         asked.machine,
         profiles.values(),
         checkpoint,
@@ -111,8 +111,7 @@ def _choose(
         environment=asked.environ,
         num_speculative_tokens=command.speculative_tokens(given.arguments, given.options),
     )
-    assert selection.chosen is not None  # select raises where nothing may be started
-    return profiles[selection.chosen], selection
+    return profiles[selection.required()], selection
 
 
 def _complete(asked: Request, wanted: Mapping[str, Sourced], profile: Profile) -> dict[str, Sourced]:
@@ -129,7 +128,7 @@ def _complete(asked: Request, wanted: Mapping[str, Sourced], profile: Profile) -
         value = settings.parse(setting, environ[REQUIRE_ACCELERATION], variable, asked.cwd)
         known[setting.name] = Sourced(value, variable)
     known["state_dir"] = wanted.get("state_dir", Sourced(str(default_state_dir()), "default"))
-    for name, part in (("run_dir", "run"), ("models_dir", "models")):
+    for name, part in (("run_dir", "run"), ("models_dir", "models"), ("cache_dir", "cache")):
         known[name] = Sourced(str(Path(known["state_dir"].value, part)), "derived: under state_dir")
     known["sidecar_host"] = Sourced(wanted.get("host", known["host"]).value, "derived: that of host")
     known.update(wanted)
@@ -137,7 +136,7 @@ def _complete(asked: Request, wanted: Mapping[str, Sourced], profile: Profile) -
     known["api_key"] = Sourced("set", key.source) if key else Sourced(None, "default")
     token = sidecar_token(wanted)
     known["sidecar_token"] = Sourced("set", token.source) if token else Sourced(None, "default")
-    if known["port"].value == known["sidecar_port"].value:
+    if known["sidecar"].value and known["port"].value == known["sidecar_port"].value:
         raise ConfigurationError(
             f"port ({known['port'].source}) and sidecar_port ({known['sidecar_port'].source}) are both "
             f"{known['port'].value}; engine and sidecar need a port each"

@@ -89,6 +89,12 @@ SETTINGS: dict[str, Setting] = {
         Setting("served_model_name", "text", "name of the model in the API", derived="the profile's"),
         Setting("host", "text", "address on which the engine listens", default="127.0.0.1"),
         Setting("port", "port", "port on which the engine listens", default=8000),
+        Setting(
+            "sidecar",
+            "boolean",
+            "start health and metadata beside the engine, not in a container of its own",
+            default=True,
+        ),
         Setting("sidecar_host", "text", "address on which health and metadata are served", derived="that of host"),
         Setting("sidecar_port", "port", "port on which health and metadata are served", default=8001),
         Setting("api_key", "text", "key that the API asks for; api_key_file keeps it out of `ps`", secret=True),
@@ -99,6 +105,7 @@ SETTINGS: dict[str, Setting] = {
         Setting("state_dir", "folder", "the one folder that is written to", derived=".appliance beside the sources"),
         Setting("run_dir", "folder", "folder of plan, phase and heartbeat", derived="STATE_DIR/run"),
         Setting("models_dir", "folder", "folder of downloaded models", derived="STATE_DIR/models"),
+        Setting("cache_dir", "folder", "folder of the compile cache", derived="STATE_DIR/cache"),
         Setting("offline", "boolean", "never try the network", default=False),
         Setting("log_format", "choice", "form of the log", default="plain", choices=("plain", "json")),
         Setting(

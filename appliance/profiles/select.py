@@ -39,6 +39,12 @@ class Selection:
                 return fit
         raise KeyError(profile)
 
+    def required(self) -> str:
+        """Return the chosen profile's name. Raises CheckError where nothing may be started."""
+        if self.chosen is None:
+            raise CheckError(str(self.problem))
+        return self.chosen
+
     def to_json(self) -> dict[str, Any]:
         """The selection as JSON: why the chosen one, and for each other one why not."""
         return {
@@ -50,33 +56,6 @@ class Selection:
             "ranked": [_fit_json(fit) for fit in self.ranked],
             "rejected": [_fit_json(fit) for fit in self.rejected],
         }
-
-
-def select(
-    machine: Machine,
-    profiles: Iterable[Profile],
-    checkpoint: Checkpoint | None = None,
-    *,
-    pinned: str | None = None,
-    force: bool = False,
-    arguments: Mapping[str, Any] | None = None,
-    environment: Mapping[str, str] | None = None,
-    num_speculative_tokens: int | None = None,
-) -> Selection:
-    """Return the profile to start. As `assess`, but raises CheckError where none may be started."""
-    selection = assess(
-        machine,
-        profiles,
-        checkpoint,
-        pinned=pinned,
-        force=force,
-        arguments=arguments,
-        environment=environment,
-        num_speculative_tokens=num_speculative_tokens,
-    )
-    if selection.problem:
-        raise CheckError(selection.problem)
-    return selection
 
 
 def assess(

@@ -43,13 +43,28 @@ def values(user: Mapping[str, str] = {}, **options: bool) -> dict[str, str]:
 def test_every_folder_is_under_the_one_that_may_be_written() -> None:
     found = values({"HOME": "/", "XDG_CACHE_HOME": "/.cache"})
     for name in (
-        "HOME", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "VLLM_CACHE_ROOT", "VLLM_CONFIG_ROOT",
-        "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "CUDA_CACHE_PATH", "HF_HOME", "NUMBA_CACHE_DIR", "MPLCONFIGDIR",
-        "OUTLINES_CACHE_DIR",
+        "HOME", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "VLLM_CONFIG_ROOT", "HF_HOME", "NUMBA_CACHE_DIR",
+        "MPLCONFIGDIR", "OUTLINES_CACHE_DIR",
     ):  # fmt: skip
-        assert found[name].startswith("/state/"), name
+        assert found[name].startswith("/state/home"), name
         assert found[name] == environment.folders("/state")[name]
     assert "TMPDIR" not in found
+
+
+def test_compiled_code_goes_under_one_generation_and_nothing_else_does() -> None:
+    assert environment.compiled("/cache/generations/k") == {
+        "VLLM_CACHE_ROOT": "/cache/generations/k/vllm",
+        "TRITON_CACHE_DIR": "/cache/generations/k/triton",
+        "TORCHINDUCTOR_CACHE_DIR": "/cache/generations/k/inductor",
+        "CUDA_CACHE_PATH": "/cache/generations/k/cuda",
+        "SM70_KERNELS_CACHE": "/cache/generations/k/sm70",
+    }
+    assert not environment.compiled("/k").keys() & environment.folders("/state").keys()
+    found, warnings = build({"VLLM_CACHE_ROOT": "/big/vllm"})
+    assert not environment.compiled("/k").keys() & found.keys(), "the key is known only once the model is there"
+    assert warnings == [
+        "environment VLLM_CACHE_ROOT is not used: compiled code goes under cache_dir (APPLIANCE_CACHE_DIR)"
+    ]
 
 
 def test_no_entry_in_the_password_database_is_needed() -> None:
@@ -58,9 +73,9 @@ def test_no_entry_in_the_password_database_is_needed() -> None:
 
 
 def test_a_cache_folder_of_the_environment_is_not_used_and_that_is_told() -> None:
-    found, warnings = build({"HF_HOME": "/big/hf", "HOME": "/home/me", "TRITON_CACHE_DIR": "/state/cache/triton"})
-    assert found["HF_HOME"].value == "/state/cache/huggingface"
-    assert warnings == ["environment HF_HOME is not used: caches go under state_dir (APPLIANCE_STATE_DIR)"]
+    found, warnings = build({"HF_HOME": "/big/hf", "HOME": "/home/me", "NUMBA_CACHE_DIR": "/state/home/.cache/numba"})
+    assert found["HF_HOME"].value == "/state/home/.cache/huggingface"
+    assert warnings == ["environment HF_HOME is not used: it goes under state_dir (APPLIANCE_STATE_DIR)"]
 
 
 def test_the_gpus_are_named_by_number_in_nvmls_order() -> None:

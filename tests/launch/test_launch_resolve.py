@@ -110,6 +110,7 @@ def test_what_is_not_set_says_where_it_comes_from(ask: Ask) -> None:
     plan = resolve(ask("none", {"host": "0.0.0.0", "state_dir": "s"}))
     assert plan.settings["sidecar_host"] == Sourced("0.0.0.0", "derived: that of host")
     assert plan.settings["run_dir"] == Sourced(plan.setting("state_dir") + "/run", "derived: under state_dir")
+    assert plan.settings["cache_dir"] == Sourced(plan.setting("state_dir") + "/cache", "derived: under state_dir")
     assert plan.settings["port"] == Sourced(8000, "default")
     assert plan.settings["drain"] == Sourced(30, "profile portable_smollm2")
     assert plan.settings["profile"] == Sourced("portable_smollm2", "derived: the best that fits")
@@ -304,6 +305,8 @@ def test_engine_and_sidecar_need_a_port_each(ask: Ask) -> None:
     assert refusal(ask("none", {"port": "8001"})) == (
         "port (command line) and sidecar_port (default) are both 8001; engine and sidecar need a port each"
     )
+    # A sidecar in a container of its own has its ports to itself.
+    assert resolve(ask("none", {"port": "8001", "sidecar": "false"})).setting("port") == 8001
 
 
 @pytest.mark.parametrize(

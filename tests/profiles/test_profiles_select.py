@@ -12,7 +12,7 @@ from appliance.errors import CheckError, ConfigurationError
 from appliance.models.checkpoint import Checkpoint
 from appliance.paths import TOPOLOGIES
 from appliance.profiles import catalogue
-from appliance.profiles.select import assess, select
+from appliance.profiles.select import assess
 from appliance.topology.machine import Gpu, Host, Link, Machine
 from appliance.topology.recorded import load
 
@@ -198,13 +198,13 @@ def test_a_lost_gpu_leaves_indices_with_a_hole() -> None:
 def test_with_gpus_the_cpu_engine_is_started_only_when_pinned() -> None:
     machine = recorded("1xh200")
     with pytest.raises(CheckError) as error:
-        select(machine, PROFILES)
+        assess(machine, PROFILES).required()
     message = str(error.value)
     assert message.startswith("no profile fits this machine and model: ")
     assert "this machine has GPUs (1 × NVIDIA H200)" in message
     assert "APPLIANCE_PROFILE=portable_smollm2" in message
     assert "\n" not in message
-    pinned = select(machine, PROFILES, pinned=PORTABLE)
+    pinned = assess(machine, PROFILES, pinned=PORTABLE)
     assert (pinned.chosen, pinned.source, pinned.gpus) == (PORTABLE, "pinned", ())
 
 
@@ -218,7 +218,7 @@ def test_host_memory_of_the_cgroup_counts() -> None:
 
 def test_pinned_that_does_not_fit_stops_with_every_reason() -> None:
     with pytest.raises(CheckError) as error:
-        select(recorded("1xh200"), PROFILES, pinned=RELEASE)
+        assess(recorded("1xh200"), PROFILES, pinned=RELEASE).required()
     assert str(error.value) == (
         f"profile {RELEASE} does not fit this machine: GPU 0 (NVIDIA H200): compute capability 9.0, and the kernels "
         "are for 7.0; it needs 4 GPUs and this machine has 1 (APPLIANCE_FORCE=1 starts it all the same)"
@@ -226,19 +226,19 @@ def test_pinned_that_does_not_fit_stops_with_every_reason() -> None:
 
 
 def test_forced_is_chosen_and_its_reasons_become_warnings() -> None:
-    selection = select(recorded("4xv100-pcie-split"), PROFILES, pinned=RELEASE, force=True)
+    selection = assess(recorded("4xv100-pcie-split"), PROFILES, pinned=RELEASE, force=True)
     assert (selection.chosen, selection.source, selection.gpus) == (RELEASE, "forced", (0, 1, 2, 3))
     assert selection.warnings[0].startswith("forced although links: GPU 0 and GPU 2 cannot read")
     assert selection.find("qwen38_27b_fp8_tp2").reasons == (f"fits, but {RELEASE} is forced",)
 
 
 def test_forced_takes_all_where_there_are_too_few() -> None:
-    assert select(recorded("1xh200"), PROFILES, pinned=RELEASE, force=True).gpus == (0,)
-    assert select(recorded("none"), PROFILES, pinned=RELEASE, force=True).gpus == ()
+    assert assess(recorded("1xh200"), PROFILES, pinned=RELEASE, force=True).gpus == (0,)
+    assert assess(recorded("none"), PROFILES, pinned=RELEASE, force=True).gpus == ()
 
 
 def test_pinned_that_fits_is_chosen_over_a_preferred_one() -> None:
-    selection = select(recorded("4xv100-sxm2-32gb"), PROFILES, pinned="qwen38_27b_fp8_c32")
+    selection = assess(recorded("4xv100-sxm2-32gb"), PROFILES, pinned="qwen38_27b_fp8_c32")
     assert selection.chosen == "qwen38_27b_fp8_c32"
     assert selection.find(RELEASE).reasons == ("fits, but qwen38_27b_fp8_c32 is pinned",)
 
