@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from appliance.acceleration.routes import ROUTES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
 State = Literal["enabled", "disabled", "not_applicable"]
 
@@ -47,6 +47,11 @@ def operator_missing(operator: str) -> str:
 def selftest_failed(operator: str) -> str:
     """`selftest_failed:OP`: the operator disagreed with its reference, or with itself, on this card."""
     return f"selftest_failed:{operator}"
+
+
+def ranks_differ(odd: Mapping[int, str]) -> str:
+    """`ranks_differ:2=selftest_failed:OP,3=kv_dtype`: these ranks are not in the state that the others are in."""
+    return "ranks_differ:" + ",".join(f"{rank}={told}" for rank, told in sorted(odd.items()))
 
 
 @dataclass(frozen=True)

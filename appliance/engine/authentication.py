@@ -12,6 +12,8 @@ from starlette.responses import JSONResponse
 from vllm import envs
 from vllm.entrypoints.openai.server_utils import AuthenticationMiddleware
 
+from appliance.engine.acceleration_endpoint import PATH, path_of
+
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -37,6 +39,6 @@ class KeyOnEveryPath:
     def _open(scope: Scope) -> bool:
         if scope["type"] != "http" or scope["method"] == "OPTIONS":
             return True
-        path = scope["path"].removeprefix(scope.get("root_path", ""))
-        # Below /v1 vLLM asks itself.
-        return path in OPEN or path == "/v1" or path.startswith("/v1/")
+        path = path_of(scope)
+        # Below /v1 vLLM asks itself, but our own endpoint there never reaches it.
+        return path in OPEN or path == "/v1" or (path.startswith("/v1/") and path != PATH)

@@ -1,9 +1,13 @@
-"""What every request passes on its way to vLLM: the key, then the count. One class, as vLLM warns of a second."""
+"""What every request passes on its way to vLLM: the key, our own endpoint, the count.
+
+One class, as vLLM warns of a second.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from appliance.engine.acceleration_endpoint import AccelerationEndpoint
 from appliance.engine.authentication import KeyOnEveryPath
 from appliance.engine.middleware import InFlight
 
@@ -15,7 +19,7 @@ class Gate:
     """Given to vLLM with --middleware. A request without the key is not counted as work."""
 
     def __init__(self, app: ASGIApp) -> None:
-        self.app = KeyOnEveryPath(InFlight(app))
+        self.app = KeyOnEveryPath(AccelerationEndpoint(InFlight(app)))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on."""

@@ -17,7 +17,7 @@ def client() -> httpx.AsyncClient:
     inner = Starlette(
         routes=[
             Route(path, lambda _: PlainTextResponse("answered"), methods=["GET", "POST"])
-            for path in ("/invocations", "/tokenize", "/health", "/metrics", "/v1/models")
+            for path in ("/invocations", "/tokenize", "/health", "/metrics", "/v1/models", "/v1/sm70/acceleration")
         ]
     )
     return httpx.AsyncClient(transport=httpx.ASGITransport(KeyOnEveryPath(inner)), base_url="http://engine")
@@ -33,6 +33,8 @@ def client() -> httpx.AsyncClient:
         ("/tokenize", "bearer secret", 200),
         ("/health", None, 200),
         ("/metrics", None, 200),
+        ("/v1/sm70/acceleration", None, 401),
+        ("/v1/sm70/acceleration", "Bearer secret", 200),
         ("/v1/models", None, 200),  # vLLM's own guard stands before this one
     ],
 )
