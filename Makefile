@@ -10,17 +10,31 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 LOCK   := config/requirements/$(ENGINE).txt
 GPU_PYTHON ?= $(shell test -x $(BIN)/python && echo $(BIN)/python || echo python3)
+# `down` and `logs` find the containers by the project's name, which is the same for either engine.
+COMPOSE := docker compose --file compose.yaml
 READY  := $(VENV)/.ready-$(ENGINE)
 
-.PHONY: help serve test lint bench kernels gpu-test lock clean
+.PHONY: help serve up down logs test test-image lint bench kernels gpu-test lock clean
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
 
 serve: $(READY) ## Set everything up and serve (ARGS="..." goes to `appliance serve`)
 	@$(BIN)/appliance serve $(ARGS)
 
+up: ## Serve from containers: build what is missing, start, wait until it is ready
+	@config/compose/up.sh $(ENGINE)
+
+down: ## End the containers; caches and models stay (ARGS=--volumes removes them too)
+	@$(COMPOSE) down $(ARGS)
+
+logs: ## Follow what the containers say
+	@$(COMPOSE) logs --follow $(ARGS)
+
 test: $(READY) lint ## Set everything up, lint, and run every test (ARGS="..." goes to pytest)
 	@$(BIN)/python -m pytest $(ARGS)
+
+test-image: $(READY) ## Build the images and run the tests that need Docker
+	@APPLIANCE_TESTS_REQUIRE=docker $(BIN)/python -m pytest tests/image $(ARGS)
 
 lint: $(READY) ## ruff and mypy, warnings are errors
 	@$(BIN)/ruff check .

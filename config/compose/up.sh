@@ -1,0 +1,62 @@
+#!/usr/bin/env bash
+# Builds the images that are missing, starts engine and sidecar, and stays until the engine serves. Usage: up.sh ENGINE
+# ENGINE is v100 or portable; a COMPOSE_FILE of yours, in the environment or in .env, wins.
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+engine=$1
+
+fail() { echo "up: $1" >&2; exit "${2:-1}"; }
+say() { printf 'up: [%3ds] %s\n' "$SECONDS" "$1"; }
+
+command -v docker >/dev/null || fail "Docker is not installed; wanted Docker 20.10 or newer with compose 2.24.4; install it, or use make serve"
+docker compose version >/dev/null 2>&1 || fail "Docker has no compose plugin; wanted compose 2.24.4 or newer; install it"
+docker info >/dev/null 2>&1 || fail "the Docker daemon does not answer to user $(id -un); start it, or join the group docker"
+
+if [ -z "${COMPOSE_FILE:-}" ] && ! grep -qs '^COMPOSE_FILE=' .env; then
+  case $engine in
+    v100) export COMPOSE_FILE=compose.yaml ;;
+    portable) export COMPOSE_FILE=compose.yaml:compose.portable.yaml ;;
+    *) fail "there is no engine \"$engine\"; wanted v100 or portable" 2 ;;
+  esac
+fi
+say "${COMPOSE_FILE:-the files that .env names}"
+
+docker compose config --quiet || fail "compose refuses its files or .env, see above" 2
+# Where a registry can be reached this is one pull; the build would do it too.
+docker image inspect debian:bookworm-slim >/dev/null 2>&1 || config/image/base.sh
+docker compose up --detach --build --quiet-pull || fail "the containers did not start, see above"
+
+container=$(docker compose ps --all --quiet engine)
+end() { # STATUS: the log says why better than anything here could
+  docker compose logs --no-log-prefix --tail 15 engine >&2
+  docker compose stop --timeout 10 engine >/dev/null 2>&1
+  fail "the engine ended with status $1, its last words are above; it is stopped now" "$1"
+}
+reason() { # of the probe's JSON line
+  sed -nE 's/.*"reason":"(([^"\\]|\\.)*)".*/\1/p' | sed 's/\\"/"/g'
+}
+
+shown=
+while :; do
+  read -r status code restarts <<<"$(docker inspect --format '{{.State.Status}} {{.State.ExitCode}} {{.RestartCount}}' "$container")"
+  [ "$status" = running ] && [ "$restarts" = 0 ] || end "$([ "$code" = 0 ] && echo 1 || echo "$code")"
+  if answer=$(docker exec "$container" /opt/appliance/healthchecks/ready 2>/dev/null); then break; fi
+  text=$(reason <<<"$answer")
+  if [ -t 1 ]; then
+    printf '\r\033[K'
+    say "${text:-starting}" | cut -c "1-$(tput cols 2>/dev/null || echo 100)" | tr -d '\n'
+  elif [ "${text%% for *}" != "$shown" ]; then
+    shown=${text%% for *}
+    [ -z "$text" ] || say "$text"
+  fi
+  sleep 1
+done
+[ ! -t 1 ] || printf '\r\033[K'
+
+reach() { docker compose port "$1" "$2" | sed 's/^0\.0\.0\.0:/127.0.0.1:/; s/^\[::\]:/[::1]:/'; }
+say "ready"
+echo
+echo "  OpenAI API   http://$(reach engine 8000)/v1"
+echo "  status       http://$(reach sidecar 8001)"
+echo "  log          make logs"
+echo "  end          make down"
