@@ -5,13 +5,14 @@ Without it /invocations, /tokenize or /inference/v1/generate would put work into
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
-from vllm import envs
 from vllm.entrypoints.openai.server_utils import AuthenticationMiddleware
 
+from appliance.engine import api_key
 from appliance.engine.acceleration_endpoint import PATH, path_of
 
 if TYPE_CHECKING:
@@ -26,7 +27,8 @@ class KeyOnEveryPath:
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
-        self.guard = AuthenticationMiddleware(app, [envs.VLLM_API_KEY]) if envs.VLLM_API_KEY else None
+        key = api_key.held(os.environ)
+        self.guard = AuthenticationMiddleware(app, [key]) if key else None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on, or answer 401."""

@@ -14,7 +14,7 @@ import traceback
 from typing import NoReturn
 
 from appliance import paths
-from appliance.engine import stacks
+from appliance.engine import api_key, stacks
 
 PROGRAM = "appliance.engine.serve"
 
@@ -54,6 +54,8 @@ def main() -> int:
 
 
 def _serve() -> None:
+    key = api_key.take(os.environ)
+
     import uvloop
     from vllm.entrypoints.openai.api_server import run_server_worker, setup_server
     from vllm.entrypoints.openai.cli_args import make_arg_parser, validate_parsed_serve_args
@@ -64,6 +66,9 @@ def _serve() -> None:
     async def run_server() -> None:
         decorate_logs("APIServer")
         listen_address, sock = setup_server(arguments)
+        if key is not None:
+            # Only now: setup_server logs every argument that is no default.
+            arguments.api_key = [key]
         # vLLM's own handler raises KeyboardInterrupt, which zmq_socket_ctx swallows: the start then goes on waiting for
         # an engine core that waits for it. Once it serves, vLLM replaces this handler by a graceful one.
         signal.signal(signal.SIGTERM, _terminated)

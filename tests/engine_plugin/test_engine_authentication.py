@@ -8,6 +8,7 @@ from starlette.applications import Starlette
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
+from appliance.engine import api_key
 from appliance.engine.authentication import KeyOnEveryPath
 
 pytestmark = pytest.mark.engine
@@ -61,3 +62,21 @@ def test_without_a_key_everything_is_open(monkeypatch: pytest.MonkeyPatch) -> No
             return await http.post("/invocations")
 
     assert asyncio.run(ask()).status_code == 200
+
+
+def test_a_key_that_left_the_environment_still_guards(monkeypatch: pytest.MonkeyPatch) -> None:
+    import asyncio
+
+    monkeypatch.setattr(api_key, "_taken", None)
+    environ = {"VLLM_API_KEY": "secret", "PATH": "/bin"}
+    assert api_key.take(environ) == "secret"
+    assert environ == {"PATH": "/bin"}
+    assert api_key.held(environ) == "secret"
+    monkeypatch.delenv("VLLM_API_KEY", raising=False)
+
+    async def ask() -> list[int]:
+        async with client() as http:
+            keys = ("Bearer secret", "Bearer wrong")
+            return [(await http.post("/invocations", headers={"authorization": key})).status_code for key in keys]
+
+    assert asyncio.run(ask()) == [200, 401]
