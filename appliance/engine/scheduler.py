@@ -46,18 +46,20 @@ class _Recording:
         if step is not None:
             self._steps += 1
             running, waiting = self.get_request_counts()  # type: ignore[attr-defined]
-            self._record.append(
-                {
-                    "t": round(now, 6),
-                    "step": self._steps,
-                    "running": running,
-                    "waiting": waiting,
-                    **step._asdict(),
-                    "generated_tokens": sum(
-                        len(output.new_token_ids) for client in outputs.values() for output in client.outputs
-                    ),
-                }
-            )
+            line = {
+                "t": round(now, 6),
+                "step": self._steps,
+                "running": running,
+                "waiting": waiting,
+                **step._asdict(),
+                "generated_tokens": sum(
+                    len(output.new_token_ids) for client in outputs.values() for output in client.outputs
+                ),
+            }
+            # Told by vLLM under --cudagraph-metrics alone: FULL, PIECEWISE or NONE.
+            if (graph := model_runner_output.cudagraph_stats) is not None:
+                line["graph"] = graph.runtime_mode
+            self._record.append(line)
         for client in outputs.values():
             if client.scheduler_stats is not None:
                 # Free without data parallelism, where alone vLLM uses it.

@@ -14,7 +14,7 @@ from appliance.sidecar import answers
 from appliance.sidecar.endpoints import listed
 from appliance.sidecar.records import UNAVAILABLE, living_phase, number, read_plan
 from appliance.topology import islands
-from appliance.topology.machine import Gpu, Host, Link, Machine
+from appliance.topology.machine import machine_of
 
 LICENCE = "Apache-2.0"
 
@@ -131,15 +131,6 @@ def wired(plan: Record) -> answers.Topology:
         nvlink_islands=[list(island) for island in islands.nvlink_islands(machine)],
         peer_islands=[list(island) for island in islands.peer_islands(machine)],
         description=islands.describe(machine),
-    )
-
-
-def machine_of(record: Record) -> Machine:
-    """Return the machine of a plan's JSON, which this appliance wrote itself; a recording goes through topology."""
-    gpus = tuple(Gpu(**{**gpu, "capability": gpu["capability"] and tuple(gpu["capability"])}) for gpu in record["gpus"])
-    links = tuple(tuple(Link(**link) for link in row) for row in record["links"])
-    return Machine(
-        record["name"], record["source"], gpus, links, record["driver"], Host(**record["host"]), tuple(record["notes"])
     )
 
 

@@ -76,3 +76,12 @@ class Machine:
     def to_json(self) -> dict[str, Any]:
         """The recorded form, with `schema` 1; `appliance.topology.recorded` reads it back."""
         return {"schema": 1, **asdict(self)}
+
+
+def machine_of(record: dict[str, Any]) -> Machine:
+    """Return the machine of `Machine.to_json`, as a plan holds it. `recorded` checks what people give."""
+    gpus = tuple(Gpu(**{**gpu, "capability": gpu["capability"] and tuple(gpu["capability"])}) for gpu in record["gpus"])
+    links = tuple(tuple(Link(**link) for link in row) for row in record["links"])
+    return Machine(
+        record["name"], record["source"], gpus, links, record["driver"], Host(**record["host"]), tuple(record["notes"])
+    )

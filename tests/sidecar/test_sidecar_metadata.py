@@ -19,6 +19,7 @@ from appliance.profiles import catalogue
 from appliance.sidecar import answers, metadata
 from appliance.sidecar.app import create_app
 from appliance.topology import recorded
+from appliance.topology.machine import machine_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -129,7 +130,7 @@ def test_topology_tells_machine_islands_and_choice(
 @pytest.mark.parametrize("topology", sorted(file.stem for file in paths.TOPOLOGIES.glob("*.json")))
 def test_the_machine_of_a_plan_is_the_machine_that_was_planned_for(topology: str) -> None:
     machine = recorded.load(paths.TOPOLOGIES / f"{topology}.json")
-    assert metadata.machine_of(json.loads(json.dumps(machine.to_json()))) == machine
+    assert machine_of(json.loads(json.dumps(machine.to_json()))) == machine
 
 
 def test_profile_tells_why_and_why_not_the_others(get: Get, put: Put) -> None:

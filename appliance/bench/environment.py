@@ -1,0 +1,149 @@
+"""What a result was taken on: profile, model, image, kernels, routes, topology, versions, out of the run directory."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from appliance import __version__
+from appliance.bench.result import Clocks, Environment, Speculation, System
+from appliance.errors import CheckError
+from appliance.health import proof, rundir
+from appliance.topology import islands
+from appliance.topology.machine import machine_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+CACHE = "cache.json"
+"""Where the entrypoint says what the compile cache's key was made of, the image among it."""
+
+UNKNOWN = "not told"
+
+_SUFFIX = re.compile(r"-(FP8|NVFP4|AWQ|GPTQ|INT4|INT8|W4A16|W8A16|QUASAR|FP16|BF16)(?=-|$)", re.IGNORECASE)
+
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+def family(repository: str) -> str:
+    """Return a model's name without its owner and without what says how it is quantised: `Qwen3.8-27B`."""
+    return _SUFFIX.sub("", repository.rsplit("/", 1)[-1])
+
+
+def system(plan: Mapping[str, Any]) -> System:
+    """Return what answers, as far as a plan tells it. An argument that nobody set is None, never vLLM's default."""
+    if not plan:
+        return System(hardware=UNKNOWN, gpus=0)
+    arguments = {name: sourced["value"] for name, sourced in plan["arguments"].items()}
+    names = {gpu["index"]: gpu["name"] for gpu in plan["machine"]["gpus"]}
+    chosen = list(plan["gpus"])
+    cards = sorted({names.get(index, UNKNOWN) for index in chosen})
+    version = plan.get("versions", {}).get("vllm")
+    return System(
+        hardware=", ".join(cards) or processor(),
+        gpus=len(chosen),
+        tensor_parallel=arguments.get("tensor_parallel_size", 1),
+        engine=f"vLLM {version} ({plan['engine']})" if version else f"vLLM ({plan['engine']})",
+        repository=plan["model"]["repository"],
+        revision=plan["model"]["revision"],
+        quantization=plan["model"]["kind"],
+        dtype=arguments.get("dtype"),
+        kv_cache_dtype=arguments.get("kv_cache_dtype"),
+        block_size=arguments.get("block_size"),
+        max_num_batched_tokens=arguments.get("max_num_batched_tokens"),
+        max_num_seqs=arguments.get("max_num_seqs"),
+        prefix_caching=arguments.get("enable_prefix_caching"),
+        attention=arguments.get("attention_backend"),
+    )
+
+
+def speculation(plan: Mapping[str, Any]) -> Speculation:
+    """Return the speculation that a plan sets."""
+    given = (plan.get("arguments", {}).get("speculative_config") or {}).get("value") or {}
+    if not given:
+        return Speculation()
+    return Speculation(
+        method=str(given.get("method", "not told")), tokens=int(given.get("num_speculative_tokens") or 0)
+    )
+
+
+def environment(run_dir: Path, image: str | None, clocks: tuple[Clocks, ...]) -> Environment:
+    """Return what the figures are taken on. `image` as a person names it, else what the entrypoint knew."""
+    plan = rundir.read(run_dir, rundir.PLAN) or {}
+    report = rundir.read(run_dir, rundir.ACCELERATION) or {}
+    cache = rundir.read(run_dir, CACHE) or {}
+    known = (cache.get("parts") or {}) if isinstance(cache.get("parts"), dict) else {}
+    loaded = next((record for record in proof.records(run_dir) if record.get("role") == "api"), {})
+    versions = {**plan.get("versions", {}), **{name: loaded[name] for name in ("vllm", "torch") if loaded.get(name)}}
+    return Environment(
+        appliance=__version__,
+        image=image or _told(known.get("image")),
+        kernel_sha256=_sha256(report.get("kernels"), known.get("kernels"), loaded.get("kernels")),
+        profile=plan.get("profile"),
+        plan_sha256=plan_hash(plan) if plan else None,
+        topology=topology(plan),
+        driver=(plan.get("machine") or {}).get("driver"),
+        versions={str(name): str(version) for name, version in versions.items()},
+        routes=routes(report),
+        clocks=clocks,
+    )
+
+
+def plan_hash(plan: Mapping[str, Any]) -> str:
+    """Return the SHA-256 of a plan's JSON with sorted keys."""
+    return hashlib.sha256(json.dumps(plan, sort_keys=True, ensure_ascii=True).encode()).hexdigest()
+
+
+def topology(plan: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the planned machine in words, its GPUs first."""
+    machine = plan.get("machine")
+    if not machine:
+        return ()
+    gpus = [f"GPU{gpu['index']} {gpu['name']}" for gpu in machine["gpus"]] or [f"no GPU; {processor()}"]
+    chosen = [f"used: {', '.join(f'GPU{index}' for index in plan['gpus'])}"] if plan.get("gpus") else []
+    with suppress(KeyError, TypeError, ValueError):
+        return (*gpus, *islands.describe(machine_of(machine)), *chosen)
+    return (*gpus, *chosen)
+
+
+def routes(report: Mapping[str, Any]) -> dict[str, str]:
+    """Return each acceleration route's state, with the reason where it is not enabled."""
+    found = {}
+    for name, route in (report.get("routes") or {}).items():
+        reason = route.get("reason")
+        found[str(name)] = str(route.get("state")) + (f": {reason}" if reason else "")
+    return found
+
+
+def processor() -> str:
+    """Return the CPU's name, as Linux tells it."""
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            name, _, value = line.partition(":")
+            if name.strip() == "model name":
+                return value.strip()
+    return "unknown processor"
+
+
+def needs_run_dir(run_dir: Path, what: str) -> None:
+    """Raise CheckError where `run_dir` holds no plan of an engine of ours."""
+    if rundir.read(run_dir, rundir.PLAN) is None:
+        raise CheckError(
+            f"{run_dir} holds no {rundir.PLAN}: {what} needs the run directory of a running `appliance serve`; name it "
+            "with --run-dir"
+        )
+
+
+def _told(value: object) -> str | None:
+    return str(value) if value and value != "none" else None
+
+
+def _sha256(*candidates: object) -> str | None:
+    for candidate in candidates:
+        if isinstance(candidate, str) and (found := _SHA256.search(candidate)):
+            return found.group()
+    return None
