@@ -123,7 +123,7 @@ def test_a_buffer_that_is_not_touched_whole_is_noted() -> None:
 
 
 def test_the_launches_of_a_step_touch_what_they_say() -> None:
-    for planned in step.launches_of(8, 4):
+    for planned in [*step.projections(8, 4), *step.norms(8, 4)]:
         assert not [note for note in planned.predict().notes if "is said to be" in note], planned.part
 
 
@@ -155,7 +155,7 @@ def test_the_command_prints_rows_and_sums(capsys: pytest.CaptureFixture[str]) ->
     assert lines[0] == command.NOTICE
     assert len(lines) == 5
     assert all("predicted" in line for line in lines)
-    assert "M=1   TP4 norm   predicted sum" in lines[3]
+    assert "M=1    TP4 norm   predicted sum" in lines[3]
 
 
 def test_the_command_shows_loops(capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,16 +6,20 @@ import argparse
 import json
 import sys
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from itertools import product
+from typing import TYPE_CHECKING, Any, get_args
 
 from sm70_kernels.errors import KernelError
-from sm70_kernels.model.step import Planned, Sum, launches_of, total
+from sm70_kernels.model.prediction import Prediction
+from sm70_kernels.model.step import CONTAINS, LACKS, Found, Head, Path, Sum, Work, launches_of, total
 
 if TYPE_CHECKING:
     from sm70_kernels.model.constants import Corner
-    from sm70_kernels.model.prediction import Prediction
 
-NOTICE = "Every figure is predicted from machine code; none was measured on a V100. kernels/MODEL.md explains how."
+NOTICE = (
+    "Every figure is predicted; none was measured on a V100. Our kernels: from machine code. The library's: its bytes "
+    "and products at rates published by others. kernels/MODEL.md explains how."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,10 +27,10 @@ class Row:
     """A launch of a step of `tokens` rows, predicted; with the ends of the range where they were asked for."""
 
     tokens: int
-    planned: Planned
-    found: Prediction
-    fast: Prediction | None
-    slow: Prediction | None
+    planned: Work
+    found: Found
+    fast: Found | None
+    slow: Found | None
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -38,24 +42,35 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--m", type=_counts, default=(1, 8, 32), metavar="1,8,32", help="rows of the step's batch")
     parser.add_argument("--tp", type=int, default=4, choices=(1, 2, 4), help="ranks of the tensor-parallel group")
+    parser.add_argument(
+        "--logits", type=_count, metavar="N", help="rows that are sampled from (all of --m; 1 where one prompt ends)"
+    )
+    parser.add_argument("--head", default="fp16", choices=get_args(Head), help="weights of the output head")
+    parser.add_argument(
+        "--dense", choices=get_args(Path), help="how dense layers are done, whatever the table says for that many rows"
+    )
     parser.add_argument("--range", action="store_true", help="predict both ends of every constant's range too")
     parser.add_argument("--loops", action="store_true", help="print the loops of each kernel and what a trip costs")
     parser.add_argument("--decode-step", action="store_true", help="print the sums over a whole step, and the targets")
     chosen = parser.parse_args(arguments)
     try:
-        rows = [row for tokens in chosen.m for row in _rows(tokens, chosen.tp, chosen.kernel, chosen.range)]
+        rows = [row for tokens in chosen.m for row in _rows(tokens, chosen)]
     except KernelError as error:
         print(f"sm70_kernels.model: {error}", file=sys.stderr)
         return 1
     if not rows:
         parser.error(f"--kernel {chosen.kernel}: no part, family or kernel of a step has that in its name")
-    sums = _sums(rows, chosen.tp) if chosen.decode_step else []
+    sums = _sums(rows, chosen.tp, not chosen.kernel) if chosen.decode_step else []
     if chosen.json:
         record = {"provenance": "predicted", "predictions": [_record(row) for row in rows]}
-        print(json.dumps({**record, "steps": [{"corner": c, **asdict(each)} for c, each in sums]}, indent=1))
+        steps = [{"corner": c, **asdict(each)} for c, each in sums]
+        print(json.dumps({**record, "steps": steps, "contains": CONTAINS, "lacks": LACKS}, indent=1))
     else:
         lines = [line for row in rows for line in (_line(row), *(_loop_lines(row.found) if chosen.loops else ()))]
-        print("\n".join([NOTICE, *lines, *(_sum_line(*each) for each in sums)]))
+        lines += [_sum_line(*each) for each in sums]
+        if any(each.family == "all" for _, each in sums):
+            lines.append(f"A predicted sum of all contains: {'; '.join(CONTAINS)}. It lacks: {'; '.join(LACKS)}.")
+        print("\n".join([NOTICE, *lines]))
     return 0
 
 
@@ -69,19 +84,31 @@ def _counts(text: str) -> tuple[int, ...]:
     return counts
 
 
-def _rows(tokens: int, ranks: int, name: str, ends: bool) -> list[Row]:
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r}: one number of at least 1 is wanted")
+    return int(text)
+
+
+def _rows(tokens: int, chosen: argparse.Namespace) -> list[Row]:
     rows = []
-    for planned in launches_of(tokens, ranks):
-        if any(name in text for text in (planned.part, planned.family, planned.spec.name)):
-            fast, slow = (planned.predict(corner) if ends else None for corner in ("fast", "slow"))
+    for planned in launches_of(tokens, chosen.tp, chosen.logits, chosen.head, chosen.dense):
+        if any(chosen.kernel in text for text in (planned.part, planned.family, planned.name)):
+            fast, slow = (planned.predict(corner) if chosen.range else None for corner in _ENDS)
             rows.append(Row(tokens, planned, planned.predict(), fast, slow))
     return rows
 
 
-def _sums(rows: list[Row], ranks: int) -> list[tuple[Corner, Sum]]:
+_ENDS: tuple[Corner, Corner] = ("fast", "slow")
+
+
+def _sums(rows: list[Row], ranks: int, complete: bool) -> list[tuple[Corner, Sum]]:
     sums: list[tuple[Corner, Sum]] = []
-    for tokens, family in dict.fromkeys((row.tokens, row.planned.family) for row in rows):
-        mine = [row for row in rows if (row.tokens, row.planned.family) == (tokens, family)]
+    families = list(dict.fromkeys(row.planned.family for row in rows))
+    # All of a step is summed where all of it was asked for.
+    families += ["all"] if complete else []
+    for tokens, family in product(dict.fromkeys(row.tokens for row in rows), families):
+        mine = [row for row in rows if row.tokens == tokens and family in (row.planned.family, "all")]
         sums.append(("expected", total(family, tokens, ranks, [(row.planned, row.found) for row in mine])))
         fast = [(row.planned, row.fast) for row in mine if row.fast]
         slow = [(row.planned, row.slow) for row in mine if row.slow]
@@ -104,10 +131,13 @@ def _line(row: Row) -> str:
     return (
         f"M={row.tokens:<3} {row.planned.part:<14} predicted {found.us:7.2f} us{ends} x{row.planned.count:<3} "
         f"predicted bound {found.bound:<9} predicted {found.roofline_share:4.0%} of the roofline  {found.shape}"
+        + ("" if isinstance(found, Prediction) else f"  ({found.kernel}: {found.basis})")
     )
 
 
-def _loop_lines(found: Prediction) -> list[str]:
+def _loop_lines(found: Found) -> list[str]:
+    if not isinstance(found, Prediction):
+        return []
     return [
         f"      {'  ' * loop.depth}loop {loop.first:#06x}-{loop.last:#06x} predicted {loop.trips:g} trips of "
         f"{loop.issued / loop.trips:.0f} instructions; predicted cycles a trip: "
@@ -120,7 +150,7 @@ def _sum_line(corner: Corner, each: Sum) -> str:
     known = ((", target {} ms", each.target_ms), (", published {} ms", each.published_ms))
     end = "" if corner == "expected" else f", every constant at its {corner} end"
     return (
-        f"M={each.tokens:<3} TP{each.ranks} {each.family:<6} predicted sum {each.kernels_ms:.2f} ms of {each.launches} "
+        f"M={each.tokens:<4} TP{each.ranks} {each.family:<6} predicted sum {each.kernels_ms:.2f} ms of {each.launches} "
         f"launches{end}, predicted gaps between them {each.gaps_ms:.2f} ms, predicted floor {each.roofline_ms:.2f} ms"
         + "".join(text.format(value) for text, value in known if value and not end)
     )

@@ -61,6 +61,8 @@ class Constants:
     ramp: float
     gap: float
     block: float
+    gemm_share: float
+    stream_bandwidth: float
 
     @property
     def dram_bytes_a_cycle(self) -> float:

@@ -99,6 +99,7 @@ class Prediction:
     notes: tuple[str, ...]
     loops: tuple[Loop, ...]
     provenance: str = field(default="predicted", init=False)
+    basis: str = field(default="machine code", init=False)
 
     def record(self) -> dict[str, Any]:
         """Return the prediction as JSON-ready values, figures rounded."""
