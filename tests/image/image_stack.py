@@ -1,0 +1,194 @@
+"""Images built from this tree, and compose projects of them that are always cleaned up."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import socket
+import subprocess
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import docker
+import httpx
+import testinfra
+
+from appliance.paths import ROOT
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+FILES = ("compose.yaml", "compose.portable.yaml")
+MODEL = "smollm2-135m-instruct"
+HEALTHCHECKS = "/opt/appliance/healthchecks"
+RUN = "/run/appliance"
+
+START_S = 400.0
+"""A start, with the conversion of the model, on a busy machine."""
+BUILD_S = 2400.0
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def until(true: Callable[[], Any], seconds: float = 60.0, every: float = 0.2) -> Any:
+    """Wait until `true()` holds and return what it returned."""
+    end = time.monotonic() + seconds
+    while not (found := true()):
+        assert time.monotonic() < end, f"not within {seconds:.0f} s"
+        time.sleep(every)
+    return found
+
+
+def environment(**more: str) -> dict[str, str]:
+    """This process's, less what would configure an appliance or a compose project."""
+    kept = ("PATH", "HOME", "DOCKER_HOST", "DOCKER_CONFIG", "http_proxy", "https_proxy", "no_proxy")
+    return {**{name: value for name, value in os.environ.items() if name in kept}, **more}
+
+
+def run(*command: str, timeout: float = 120.0, check: bool = True, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run a command; its words are in the failure."""
+    options = {"env": environment(), **options}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False, **options)
+    assert not check or done.returncode == 0, f"{' '.join(command)}: {done.stdout[-2000:]}{done.stderr[-4000:]}"
+    return done
+
+
+def build(*services: str) -> None:
+    """Build the images of `services` from this tree, as compose builds them for anybody."""
+    run(str(ROOT / "config/image/base.sh"), timeout=600, env={**os.environ})
+    # The host's network and certificates, as its other package managers use them.
+    variables = {"BUILD_NETWORK": "host"}
+    bundle = os.environ.get("SSL_CERT_FILE")
+    if bundle and Path(bundle).is_file():
+        variables["CA_BUNDLE"] = bundle
+    files = [word for name in FILES for word in ("-f", name)]
+    command = ("docker", "compose", "--env-file", os.devnull, *files, "build", "--quiet", *services)
+    run(*command, timeout=BUILD_S, cwd=ROOT, env=environment(**variables))
+
+
+class Stack:
+    """One compose project of the portable engine, laid into a folder of its own. Use as a context."""
+
+    def __init__(
+        self, folder: Path, models: Path, *, override: Mapping[str, Any] | None = None, **variables: str
+    ) -> None:
+        self.folder = folder
+        self.project = f"appliance-test-{os.getpid()}-{folder.name}".replace("_", "-").lower()
+        self.port, self.sidecar_port = free_port(), free_port()
+        folder.mkdir(parents=True, exist_ok=True)
+        for name in FILES:
+            shutil.copy(ROOT / name, folder)
+        self._files = [*FILES]
+        if override is not None:
+            (folder / "override.yaml").write_text(json.dumps(override))
+            self._files.append("override.yaml")
+        settings = {
+            "APPLIANCE_PORT": str(self.port),
+            "APPLIANCE_SIDECAR_PORT": str(self.sidecar_port),
+            "APPLIANCE_MODELS_DIR": str(models),
+            **variables,
+        }
+        (folder / ".env").write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
+        key = folder / variables["APPLIANCE_API_KEY_FILE"] if "APPLIANCE_API_KEY_FILE" in variables else None
+        headers = {"Authorization": f"Bearer {key.read_text().strip()}"} if key else {}
+        self.http = httpx.Client(
+            base_url=f"http://127.0.0.1:{self.port}", headers=headers, timeout=120, trust_env=False
+        )
+        self.sidecar = httpx.Client(base_url=f"http://127.0.0.1:{self.sidecar_port}", timeout=10, trust_env=False)
+        self._docker = docker.from_env()
+
+    def __enter__(self) -> Stack:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.http.close()
+        self.sidecar.close()
+        self.compose("down", "--volumes", "--remove-orphans", "--timeout", "1", check=False)
+        self._docker.close()
+
+    def compose(self, *words: str, **options: Any) -> subprocess.CompletedProcess[str]:
+        """Run `docker compose` on this project."""
+        files = [word for name in self._files for word in ("-f", name)]
+        return run("docker", "compose", "-p", self.project, *files, *words, cwd=self.folder, **options)
+
+    def up(self, *services: str) -> None:
+        """Create and start the containers."""
+        self.compose("up", "--detach", "--no-build", *services)
+
+    def container(self, service: str) -> Any:
+        """What docker-py knows of a service's container, fresh."""
+        (name,) = self.compose("ps", "--all", "--quiet", service).stdout.split()
+        return self._docker.containers.get(name)
+
+    def host(self, service: str = "engine") -> Any:
+        """The inside of a container, for testinfra."""
+        return testinfra.get_host(f"docker://{self.container(service).id}")
+
+    def sh(self, script: str, service: str = "engine", check: bool = True) -> str:
+        """What a shell inside prints, as the container's own user."""
+        return run("docker", "exec", self.container(service).id, "sh", "-c", script, check=check).stdout
+
+    def log(self, service: str = "engine") -> str:
+        """All that the container said."""
+        return str(self.container(service).logs().decode(errors="replace"))
+
+    def record(self, name: str) -> dict[str, Any]:
+        """A file of the run directory; empty when it is not there."""
+        text = self.sh(f"cat {RUN}/{name} 2>/dev/null || true")
+        return dict(json.loads(text)) if text.strip() else {}
+
+    def probe(self, name: str) -> tuple[int, dict[str, Any]]:
+        """The exit status and the answer of an exec probe."""
+        done = run("docker", "exec", self.container("engine").id, f"{HEALTHCHECKS}/{name}", check=False)
+        return done.returncode, json.loads(done.stdout)
+
+    def health(self, name: str) -> tuple[int, dict[str, Any]]:
+        """The sidecar's answer."""
+        answer = self.sidecar.get(f"/health/{name}")
+        return answer.status_code, answer.json()
+
+    def docker_health(self, service: str) -> str:
+        """What Docker's own health check says."""
+        return str(self.container(service).attrs["State"]["Health"]["Status"])
+
+    def wait_ready(self, restarts: int = 0) -> None:
+        """Wait until the engine serves, after `restarts` of it inside the container."""
+
+        def ready() -> bool:
+            container = self.container("engine")
+            assert container.status == "running", self.log()[-4000:]
+            assert container.attrs["RestartCount"] == 0, self.log()[-4000:]
+            code, report = self.probe("ready")
+            return code == 0 and report["details"]["restarts"] == restarts
+
+        until(ready, START_S, every=1.0)
+
+    def pid(self, role: str) -> int:
+        """The process that proved the plugin as `role`, by its number inside the container."""
+        found = self.sh(f"cat {RUN}/plugins/*.json").splitlines()
+        alive = set(map(int, re.findall(r"\d+", self.sh("ls -d /proc/[0-9]*"))))
+        (pid,) = {one["pid"] for one in map(json.loads, found) if one["role"] == role and one["pid"] in alive}
+        return int(pid)
+
+    def chat(self, tokens: int, **options: Any) -> httpx.Response:
+        return self.http.post("/v1/chat/completions", json=body(tokens, **options))
+
+    def stream(self, tokens: int, **options: Any) -> list[dict[str, Any]]:
+        """The pieces of a streamed chat, which must end as the protocol says."""
+        with self.http.stream("POST", "/v1/chat/completions", json=body(tokens, stream=True, **options)) as answer:
+            assert answer.status_code == 200
+            lines = [line[6:] for line in answer.iter_lines() if line.startswith("data: ")]
+        assert lines[-1] == "[DONE]"
+        return [json.loads(line) for line in lines[:-1]]
+
+
+def body(tokens: int, **options: Any) -> dict[str, Any]:
+    question = {"role": "user", "content": "What is the capital of France?"}
+    return {"model": MODEL, "messages": [question], "max_tokens": tokens, "temperature": 0, **options}
