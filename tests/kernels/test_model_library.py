@@ -172,13 +172,17 @@ def test_the_command_sums_all_of_a_step(capsys: pytest.CaptureFixture[str]) -> N
     assert sums["all"] == pytest.approx(sums["dense"] + sums["norm"] + sums["head"])
     assert record["contains"] == list(step.CONTAINS)
     assert record["lacks"] == list(step.LACKS)
+    assert record["machine"]["gemm_share"]["value"] == 0.71
+    assert "Markidis" in record["machine"]["gemm_share"]["source"]
     bases = {row["part"]: row["basis"] for row in record["predictions"]}
     assert bases["down expand"] == "machine code"
     assert bases["down product"] == bases["lm_head"] == "roofline and a published rate"
 
 
 def test_a_sum_of_some_parts_is_not_called_all(capsys: pytest.CaptureFixture[str]) -> None:
-    assert command.main(["--m", "1", "--kernel", library.NAME, "--decode-step", "--loops", "--range"]) == 0
+    assert (
+        command.main(["--m", "1", "--kernel", f"nonesuch,{library.NAME}", "--decode-step", "--loops", "--range"]) == 0
+    )
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[1] for line in lines[1:3]] == ["lm_head", "gdn_ba"]
     # 795 us of bytes at 800 GB/s and 0.6 to start; 1300 at 489 and 1.5.

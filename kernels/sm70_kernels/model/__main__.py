@@ -10,6 +10,7 @@ from itertools import product
 from typing import TYPE_CHECKING, Any, get_args
 
 from sm70_kernels.errors import KernelError
+from sm70_kernels.model.constants import described
 from sm70_kernels.model.prediction import Prediction
 from sm70_kernels.model.step import CONTAINS, LACKS, Found, Head, Path, Sum, Work, launches_of, total
 
@@ -38,7 +39,11 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m sm70_kernels.model", description=__doc__, allow_abbrev=False)
     parser.add_argument("--json", action="store_true", help="print JSON, with what each resource is used")
     parser.add_argument(
-        "--kernel", metavar="NAME", default="", help="only parts, families or kernels with NAME in their name"
+        "--kernel",
+        type=lambda text: text.split(","),
+        metavar="NAME,...",
+        default=[""],
+        help="only parts, families or kernels with one of these in their name",
     )
     parser.add_argument("--m", type=_counts, default=(1, 8, 32), metavar="1,8,32", help="rows of the step's batch")
     parser.add_argument("--tp", type=int, default=4, choices=(1, 2, 4), help="ranks of the tensor-parallel group")
@@ -59,12 +64,13 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"sm70_kernels.model: {error}", file=sys.stderr)
         return 1
     if not rows:
-        parser.error(f"--kernel {chosen.kernel}: no part, family or kernel of a step has that in its name")
-    sums = _sums(rows, chosen.tp, not chosen.kernel) if chosen.decode_step else []
+        parser.error(f"--kernel {','.join(chosen.kernel)}: no part, family or kernel of a step has that in its name")
+    sums = _sums(rows, chosen.tp, chosen.kernel == [""]) if chosen.decode_step else []
     if chosen.json:
-        record = {"provenance": "predicted", "predictions": [_record(row) for row in rows]}
+        record: dict[str, Any] = {"provenance": "predicted", "predictions": [_record(row) for row in rows]}
         steps = [{"corner": c, **asdict(each)} for c, each in sums]
-        print(json.dumps({**record, "steps": steps, "contains": CONTAINS, "lacks": LACKS}, indent=1))
+        record |= {"steps": steps, "contains": CONTAINS, "lacks": LACKS, "machine": described()}
+        print(json.dumps(record, indent=1))
     else:
         lines = [line for row in rows for line in (_line(row), *(_loop_lines(row.found) if chosen.loops else ()))]
         lines += [_sum_line(*each) for each in sums]
@@ -93,7 +99,8 @@ def _count(text: str) -> int:
 def _rows(tokens: int, chosen: argparse.Namespace) -> list[Row]:
     rows = []
     for planned in launches_of(tokens, chosen.tp, chosen.logits, chosen.head, chosen.dense):
-        if any(chosen.kernel in text for text in (planned.part, planned.family, planned.name)):
+        texts = (planned.part, planned.family, planned.name)
+        if any(name in text for name in chosen.kernel for text in texts):
             fast, slow = (planned.predict(corner) if chosen.range else None for corner in _ENDS)
             rows.append(Row(tokens, planned, planned.predict(), fast, slow))
     return rows

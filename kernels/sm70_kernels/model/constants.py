@@ -6,7 +6,7 @@ import tomllib
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 FILE = Path(__file__).with_name("constants.toml")
 
@@ -84,10 +84,14 @@ class Constants:
         return cycles / self.clock / 1e3
 
 
+def described() -> dict[str, dict[str, Any]]:
+    """Return every figure as the file has it: value, both ends, unit and source by name."""
+    tables = tomllib.loads(FILE.read_text(encoding="utf-8"))
+    return {name: row for table in tables.values() for name, row in table.items()}
+
+
 @cache
 def constants(corner: Corner = "expected") -> Constants:
     """Return the machine at one end of every range: `slow`, `expected` or `fast`."""
     key = {"slow": "slow", "expected": "value", "fast": "fast"}[corner]
-    tables = tomllib.loads(FILE.read_text(encoding="utf-8"))
-    values = {name: float(row[key]) for table in tables.values() for name, row in table.items()}
-    return Constants(**values)
+    return Constants(**{name: float(row[key]) for name, row in described().items()})
