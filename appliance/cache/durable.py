@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Iterable
 
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 UNWRITABLE = frozenset({errno.EROFS, errno.EACCES, errno.EPERM})
@@ -50,16 +50,15 @@ def sync_folder(path: Path) -> None:
     _sync(path, os.O_RDONLY | os.O_DIRECTORY)
 
 
-def copy(source: int, target: Path, seen: Callable[[bytes], None]) -> None:
-    """Copy from the descriptor `source` into the new file `target`, on the disk at the end; `seen` gets each part.
+def write_new(path: Path, parts: Iterable[bytes], *, executable: bool = False) -> None:
+    """Write a file that must not be there yet, and bring its content to the disk.
 
-    Raises OSError; `target` may then be there in part.
+    Raises OSError, or what `parts` raises; the file may then be there in part.
     """
-    mode = 0o666 | (os.fstat(source).st_mode & 0o111)
-    with os.fdopen(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode), "wb") as file:
-        while data := os.read(source, CHUNK):
-            seen(data)
-            file.write(data)
+    mode = 0o777 if executable else 0o666
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode), "wb") as file:
+        for part in parts:
+            file.write(part)
         file.flush()
         os.fsync(file.fileno())
 

@@ -81,6 +81,14 @@ def scan(folder: Path) -> Scan:
     return found
 
 
+def is_artefact(name: str, size: int) -> bool:
+    """Whether a file of this name, relative to its generation, may be stamped there."""
+    steps = name.split("/")
+    plain = len(steps) > 1 and not any(step in ("", ".", "..") or "\0" in step for step in steps)
+    found = Scan()
+    return plain and steps[0] in SUBFOLDERS and _kind(found, name, size) is found.files
+
+
 def _kind(found: Scan, name: str, size: int) -> dict[str, Entry]:
     base = name.rpartition("/")[2]
     if base == _LEAKY:

@@ -153,7 +153,7 @@ class Store:
             if looked.stamp_problem is not None:
                 return [Problem("stamp.json", looked.stamp_problem)]
             if looked.stamp is None or looked.scan is None:
-                raise CheckError(f"generation {key} is not sealed, so there is nothing to verify it against")
+                raise CheckError(f"generation {key} is not sealed, so there is nothing to hold it against")
             place, stamp, found = Place(self.root, key), looked.stamp, looked.scan
             return [*misfits(place, stamp, found), *scan.misread(place.folder, stamp.files, found.files, seen)]
 
@@ -172,12 +172,11 @@ class Store:
             use = looked.use
             if looked.stamp_problem is not None or (looked.scan is not None and looked.scan.odd):
                 return Sealed(sealed=False, reason="broken", text=f"generation {key} is broken; remove it")
-            if use is None or not use.ready or use.pending or not use.boot or use.boot != durable.boot_id():
+            whole = use is not None and use.ready and not use.pending
+            if use is None or not whole or not use.boot or use.boot != durable.boot_id():
+                why = "no engine got ready on it, its last start died on it, or the machine was started since"
                 return Sealed(
-                    sealed=False,
-                    reason="incomplete",
-                    text=f"generation {key} is not known to be whole: no engine got ready on it, its last start died on it, or "
-                    "the machine was started since",
+                    sealed=False, reason="incomplete", text=f"generation {key} is not known to be whole: {why}"
                 )
             parts = looked.stamp.parts if looked.stamp else use.parts
             try:
@@ -185,6 +184,31 @@ class Store:
             except OSError as error:
                 return not_sealed(key, error)
         return Sealed(sealed=True)
+
+    @contextmanager
+    def sealed(self, key: str) -> Iterator[Stamp]:
+        """Hold a sealed generation still, and give its stamp. Raises CheckError when it is not there or not sealed."""
+        self._known(key)
+        with self._gated(key):
+            looked = self._look(key)
+            if looked.stamp is None:
+                raise CheckError(
+                    f"generation {key} is not sealed{(looked.stamp_problem and ': its stamp is damaged') or ''}"
+                )
+            yield looked.stamp
+
+    @contextmanager
+    def vacant(self, key: str) -> Iterator[Stamp | None]:
+        """Hold the place of a generation that is to come; gives the stamp of the one that is there, None for none.
+
+        Raises CheckError when there is one that is not sealed, or another decides about it.
+        """
+        self._prepare()
+        with self._gated(key):
+            looked = self._look(key)
+            if looked.scan is not None and looked.stamp is None:
+                raise CheckError(f"generation {key} is there already and not sealed; remove it first")
+            yield looked.stamp
 
     def _prepare(self) -> None:
         try:
