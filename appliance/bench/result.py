@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 from pydantic import AwareDatetime, ConfigDict, Field, ValidationError, model_validator
 
+from appliance import data_file
 from appliance.errors import ConfigurationError
 from appliance.models.source import Strict
 
@@ -32,9 +33,15 @@ Metric = Literal["decode_step_ms", "itl_ms", "ttft_ms", "tpot_ms", "chunk_interv
 """Times, lower is better. `itl_ms` is vLLM's: between a request's chunks. `tpot_ms` counts returned token IDs."""
 
 Rate = Literal[
-    "output_tokens_per_s", "input_tokens_per_s", "total_tokens_per_s", "requests_per_s", "prefill_tokens_per_s"
+    "output_tokens_per_s",
+    "input_tokens_per_s",
+    "total_tokens_per_s",
+    "requests_per_s",
+    "prefill_tokens_per_s",
+    "decode_tokens_per_s",
 ]
-"""Higher is better."""
+"""Higher is better. All are the whole load's but `decode_tokens_per_s`, a request's own after its first token: 1000
+through the mean `tpot_ms`."""
 
 
 class Speculation(Strict):
@@ -73,7 +80,7 @@ class System(Strict):
 
     hardware: str
     """The card, as its maker names it: `Tesla V100-SXM2-16GB`."""
-    gpus: int = Field(ge=0)
+    gpus: int | None = Field(default=None, ge=0)
     tensor_parallel: int | None = Field(default=None, gt=0)
     engine: str | None = None
     """The serving program and its version."""
@@ -198,7 +205,7 @@ class Totals(Strict):
 class Result(Strict):
     """One benchmark's whole outcome."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True, serialize_by_alias=True)
+    model_config = ConfigDict(populate_by_name=True, serialize_by_alias=True)
 
     schema_version: Literal[1] = Field(default=1, alias="schema")
     kind: Kind
@@ -266,6 +273,4 @@ def read(path: Path) -> Result:
     except json.JSONDecodeError as error:
         raise ConfigurationError(f"{path}: line {error.lineno}: {error.msg}; wanted a result in JSON") from error
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        where = ".".join(map(str, first["loc"]))
-        raise ConfigurationError(f"{path}: {where}: {first['msg'].removeprefix('Value error, ')}") from error
+        raise ConfigurationError(f"{path}: {data_file.problem(error, Result)}") from error
