@@ -6,6 +6,7 @@ that is too long are wrong usage.
 
 from __future__ import annotations
 
+import json
 import os
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -107,7 +108,12 @@ def _checked(url: str) -> str:
 @asynccontextmanager
 async def session(target: Target, silence_s: float) -> AsyncIterator[aiohttp.ClientSession]:
     """Open a client that gives up a connection on which nothing came for `silence_s` seconds, and no other."""
-    import aiohttp
+    try:
+        import aiohttp
+    except ImportError:
+        raise CheckError(
+            "benchmarks need the package aiohttp, of the extra `bench`, which is not installed here"
+        ) from None
 
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S, sock_read=silence_s)
     # As many connections as there are requests: aiohttp's own limit of 100 would queue the others unseen.
@@ -121,6 +127,15 @@ async def ask(client: aiohttp.ClientSession, target: Target, path: str, body: di
 
     Raises CheckError where no engine answers, or with an error; ConfigurationError where it refuses the key.
     """
+    answer = await text(client, target, path, body)
+    try:
+        return json.loads(answer)
+    except ValueError as error:
+        raise CheckError(f"{target.url}{path}: {error}; wanted an engine's answer in JSON") from None
+
+
+async def text(client: aiohttp.ClientSession, target: Target, path: str, body: dict[str, Any] | None = None) -> str:
+    """Return what the engine answers on `path`; raises as `ask` does."""
     import aiohttp
 
     where = f"{target.url}{path}"
@@ -129,15 +144,15 @@ async def ask(client: aiohttp.ClientSession, target: Target, path: str, body: di
         method = "GET" if body is None else "POST"
         async with client.request(method, where, json=body, timeout=timeout) as answer:
             if answer.status in (401, 403):
-                said = "the key that was given" if target.key else "a request without a key"
+                shown = "the key that was given" if target.key else "a request without a key"
                 raise ConfigurationError(
-                    f"{target.url} refuses {said} (HTTP {answer.status}); name the right one with --api-key-file or "
+                    f"{target.url} refuses {shown} (HTTP {answer.status}); name the right one with --api-key-file or "
                     "APPLIANCE_API_KEY"
                 )
             if answer.status != 200:
-                text = " ".join((await answer.text(errors="replace")).split())
-                raise CheckError(f"{where} answers HTTP {answer.status}: {text[:200] or 'nothing'}; wanted 200")
-            return await answer.json(content_type=None)
+                said = " ".join((await answer.text(errors="replace")).split())
+                raise CheckError(f"{where} answers HTTP {answer.status}: {said[:200] or 'nothing'}; wanted 200")
+            return await answer.text(errors="replace")
     except (aiohttp.ClientConnectorError, ConnectionError) as error:
         raise CheckError(
             f"no engine answers at {target.url} ({error.__cause__ or error}); start one with `appliance serve`, or "
@@ -147,8 +162,8 @@ async def ask(client: aiohttp.ClientSession, target: Target, path: str, body: di
         raise CheckError(
             f"{where} has not answered within {ANSWER_S:.0f} s; `appliance probe live` may say why"
         ) from None
-    except (aiohttp.ClientError, ValueError) as error:
-        raise CheckError(f"{where}: {str(error) or type(error).__name__}; wanted an engine's answer in JSON") from None
+    except aiohttp.ClientError as error:
+        raise CheckError(f"{where}: {str(error) or type(error).__name__}; wanted an engine's answer") from None
 
 
 async def preflight(

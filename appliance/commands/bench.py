@@ -12,7 +12,13 @@ if TYPE_CHECKING:
 
 SUMMARY = "measure the engine, predict it, or compare a result with a reference"
 
-VERBS: dict[str, str] = {}
+VERBS: dict[str, str] = {
+    "decode": "stable decode steps of the running engine, out of its step record",
+    "stream": "streams of the running engine, their tokens counted by ID",
+    "serve": "the 32K serving contract on vLLM's own benchmark, or a screen of it",
+    "report": "results as one page with plots, and as Markdown",
+    "predict": "the decode step and the prefill of a profile on V100s, predicted",
+}
 """Name and one line of each module in appliance/bench/verbs, in the order of `--help`."""
 
 
