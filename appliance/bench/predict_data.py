@@ -1,0 +1,64 @@
+"""What predicting a step needs besides kernels and profile: config/predictions.yaml, each figure with its source."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import yaml
+from pydantic import ValidationError
+
+from appliance.errors import ConfigurationError
+from appliance.models.source import Strict
+from appliance.paths import CONFIG
+from appliance.profiles.schema import Figure
+
+FILE = CONFIG / "predictions.yaml"
+
+
+class Shapes(Strict):
+    """The target's shapes that a profile does not have, whole model."""
+
+    architecture: str
+    hidden: int
+    intermediate: int
+    query_heads: int
+    vocabulary: int
+
+
+class Published(Strict):
+    """A decode step that somebody else measured, by part where that was told. `parts` by the names of our parts."""
+
+    source: str
+    kind: str
+    """As a profile's `model.kind`."""
+    tensor_parallel: int
+    kv_bytes: int
+    """Of an element."""
+    concurrency: int
+    context: int
+    step_ms: float
+    parts: dict[str, float]
+    """Milliseconds."""
+    note: str
+
+
+class Data(Strict):
+    """The file."""
+
+    model: Shapes
+    peer_bandwidth: Figure
+    collective_latency: Figure
+    nvfp4_weight: Figure
+    draft_gathered: Figure
+    published: tuple[Published, ...]
+
+
+@cache
+def load() -> Data:
+    """Return the file's content. Raises ConfigurationError when it is missing or damaged."""
+    try:
+        return Data.model_validate(yaml.safe_load(FILE.read_text(encoding="utf-8")))
+    except OSError as error:
+        raise ConfigurationError(f"{FILE}: cannot be read ({error.strerror}); it comes with the appliance") from error
+    except (yaml.YAMLError, ValidationError) as error:
+        raise ConfigurationError(f"{FILE}: {str(error).splitlines()[0]}; it comes with the appliance") from error

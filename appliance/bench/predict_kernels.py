@@ -1,0 +1,145 @@
+"""The kernels' own predictions: what `python -m sm70_kernels.model` prints, asked for once and then kept.
+
+It is run and not imported: the control plane depends on no kernel, and the sidecar's image has none.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from appliance.errors import CheckError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+PACKAGE = "sm70_kernels"
+TIMEOUT_S = 1800.0
+"""Of one number of rows; a prompt of 2048 tokens takes minutes of one core."""
+
+_SOURCES = frozenset({".py", ".toml", ".cu", ".cuh"})
+
+
+@dataclass(frozen=True)
+class Row:
+    """One kernel of a step. `us` is one launch's; without `machine_code` it comes from a library's published rate."""
+
+    part: str
+    family: str
+    launches: int
+    us: float
+    roofline_us: float
+    machine_code: bool
+
+    @property
+    def ms(self) -> float:
+        """Of all its launches."""
+        return self.launches * self.us / 1e3
+
+
+@dataclass(frozen=True)
+class Machine:
+    """The model's constants that bounds need: GB/s, multiplications a microsecond, and microseconds a kernel."""
+
+    dram_bandwidth: float
+    products_a_us: float
+    start: float
+    gap: float
+
+    @classmethod
+    def of(cls, figures: Mapping[str, Mapping[str, Any]]) -> Machine:
+        """Take them from the model's table. Raises KeyError where one is missing."""
+        value = {name: float(row["value"]) for name, row in figures.items()}
+        # An m8n8k4 of a warp is four 8x8x4 products in four steps.
+        a_cycle = value["sms"] * value["sub_cores"] * 1024 / (4 * value["hmma_step"])
+        return cls(value["dram_bandwidth"], a_cycle * value["clock"] * 1e3, value["ramp"], value["gap"])
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """What the kernels and the library take in one step, and the machine that this was predicted for."""
+
+    rows: tuple[Row, ...]
+    machine: Machine
+
+
+def predict(tokens: int, ranks: int, logits: int, families: Sequence[str], folder: Path) -> Kernels:
+    """Return what a step of `tokens` rows takes, of which `logits` are sampled from, for parts named like `families`.
+
+    What was predicted before with the same kernels lies in `folder`. Raises CheckError when the model cannot be run.
+    """
+    words = ("--json", "--m", str(tokens), "--tp", str(ranks), "--logits", str(logits), "--kernel", ",".join(families))
+    kept = folder / f"{hashlib.sha256(' '.join((source_hash(), *words)).encode()).hexdigest()[:32]}.json"
+    try:
+        return parse(kept.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        text = _run(words)
+    found = parse(text)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        temporary = kept.with_suffix(f".{os.getpid()}")
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(kept)
+    except OSError:
+        pass  # It is predicted again the next time.
+    return found
+
+
+def parse(text: str) -> Kernels:
+    """Read the model's JSON. Raises ValueError for any other."""
+    try:
+        record = json.loads(text)
+        rows = [
+            Row(
+                each["part"],
+                each["family"],
+                int(each["launches_a_step"]),
+                float(each["us"]),
+                float(each["roofline_us"]),
+                each["basis"] == "machine code",
+            )
+            for each in record["predictions"]
+        ]
+        return Kernels(tuple(rows), Machine.of(record["machine"]))
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"the kernels' model printed JSON without {error}") from error
+
+
+def source_hash() -> str:
+    """Return the hash of all that decides a prediction: the package's Python, tables and device code."""
+    spec = importlib.util.find_spec(PACKAGE)
+    if spec is None or spec.origin is None:
+        raise CheckError(f"the Python package {PACKAGE} is not installed here; predict where the engine is")
+    package = Path(spec.origin).parent
+    found = hashlib.sha256()
+    for path in _files((package, package.parent / "csrc")):
+        found.update(path.relative_to(package.parent).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
+    return found.hexdigest()
+
+
+def _files(folders: Iterable[Path]) -> list[Path]:
+    return sorted(path for folder in folders for path in folder.rglob("*") if path.suffix in _SOURCES)
+
+
+def _run(words: Sequence[str]) -> str:
+    command = (sys.executable, "-m", f"{PACKAGE}.model", *words)
+    try:
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+        )
+    except subprocess.TimeoutExpired as error:
+        shown = " ".join(("python", *command[1:]))
+        raise CheckError(f"`{shown}` has not ended after {TIMEOUT_S:g} s; run it alone to see why") from error
+    except OSError as error:
+        raise CheckError(f"{sys.executable} cannot be started: {error.strerror}") from error
+    if done.returncode:
+        said = done.stderr.strip().splitlines()
+        raise CheckError(f"the kernels' model failed: {said[-1] if said else f'status {done.returncode}'}")
+    return done.stdout
