@@ -27,6 +27,7 @@ VERBS = {
     "serve": "start the engine and the sidecar, and stay until they end",
     "doctor": "check this machine and say what to do",
     "models": "fetch or verify a model and its draft",
+    "cache": "what was compiled: list, prove, prune, export, import",
     "probe": "startup, live or ready, as the exec probes answer it",
     "bench": "measure the engine, predict it, or compare a result with a reference",
     "sidecar": "the health and metadata service alone",

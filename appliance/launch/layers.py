@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from appliance.cache.facts import IMAGE
 from appliance.errors import ConfigurationError, nearest
 from appliance.launch import arguments, options, settings
 from appliance.launch.plan import Sourced
@@ -93,7 +94,7 @@ def _environment(environ: Mapping[str, str], cwd: Path) -> tuple[dict[str, Sourc
     found: dict[str, Sourced] = {}
     engine: dict[str, Sourced] = {}
     for variable, text in sorted(environ.items()):
-        if not variable.startswith(settings.PREFIX) or is_service_link(variable, text):
+        if not variable.startswith(settings.PREFIX) or variable == IMAGE or is_service_link(variable, text):
             continue
         source = f"environment {variable}"
         name = variable.removeprefix(ENGINE_PREFIX).lower()
