@@ -84,7 +84,8 @@ def text(found: Prediction) -> str:
     subject = found.subject
     lines = [
         f"{subject.name}, {subject.ranks} V100-SXM2. Every figure is predicted; none was measured here or on a V100.",
-        "Parts without a kernel stand at the least time they can take, so a whole is at least as long as told.",
+        "Parts without a kernel stand at the least time they can take. If the kernels' predictions hold, a whole is",
+        "no shorter than told, and a rate no higher.",
         "",
         "Predicted decode " + ("rounds" if subject.drafted else "steps") + ", ms on a rank",
         *_decode_table(found),
