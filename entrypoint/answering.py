@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import ipaddress
 import json
+import secrets
 import ssl
 from dataclasses import dataclass
 
@@ -48,6 +49,19 @@ class Api:
         """
         wish = {"model": model, "prompt": "Hello", "max_tokens": 2, "temperature": 1.0}
         return self._ask("POST", "/v1/completions", json.dumps(wish), timeout)[0]
+
+    def greedy(self, model: str, prompt: str, length: int, timeout: float) -> tuple[int | None, list[int] | None]:
+        """Return the HTTP status and the ids of exactly `length` greedy tokens after `prompt`, None without them."""
+        wish = {"model": model, "prompt": prompt, "max_tokens": length, "temperature": 0, "ignore_eos": True}
+        # The salt keeps it from continuing what the prefix cache has of an earlier time.
+        wish |= {"return_token_ids": True, "cache_salt": secrets.token_hex(16)}
+        status, body = self._ask("POST", "/v1/completions", json.dumps(wish), timeout)
+        try:
+            ids = json.loads(body)["choices"][0]["token_ids"] if status == 200 else None
+        except (ValueError, LookupError, TypeError):
+            return status, None
+        whole = isinstance(ids, list) and len(ids) == length and all(type(one) is int for one in ids)
+        return status, ids if whole else None
 
     def _ask(self, method: str, path: str, body: str | None, timeout: float) -> tuple[int | None, bytes]:
         headers = {"Authorization": f"Bearer {self.key}"} if self.key else {}

@@ -23,8 +23,8 @@ class Address:
 
     host: str
     port: int
-    sidecar_host: str
-    sidecar_port: int
+    sidecar: tuple[str, int] | None
+    """Host and port of the sidecar, None where a container of its own has it, whose address is not known here."""
     model: str
     key: str | None
     """A shell expression that gives the API key, None when none is asked for. Never the key itself."""
@@ -38,9 +38,9 @@ class Address:
         return f"{'https' if self.tls else 'http'}://{_in_url(self.host)}:{self.port}"
 
     @property
-    def status(self) -> str:
+    def status(self) -> str | None:
         """The sidecar's base address."""
-        return f"http://{_in_url(self.sidecar_host)}:{self.sidecar_port}"
+        return f"http://{_in_url(self.sidecar[0])}:{self.sidecar[1]}" if self.sidecar else None
 
     def curl(self) -> str:
         """A command that asks the model something, to be pasted into a shell."""
@@ -55,10 +55,11 @@ class Address:
     def welcome(self, seconds: float) -> list[str]:
         """What is said once the engine is ready."""
         everywhere = "" if reachable(self.host) == self.host else f" (listening on all addresses, {self.host})"
+        health = f"{self.status}/health/ready, or " if self.status else ""
         return [
             f"ready after {seconds:.0f} s: {self.model} at {self.url}/v1{everywhere}",
             f"try it: {self.curl()}",
-            f"status: {self.status}/health/ready, or `{self.probe}`",
+            f"status: {health}`{self.probe}`",
         ]
 
 

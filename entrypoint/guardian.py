@@ -5,7 +5,8 @@ The program `engine` of supervisord. It alone owns the engine's restarts: when i
 A start that takes longer than its budget, or stands still for longer than the profile allows, is ended with the stacks
 of its processes in the log, and so is the whole: a second try would stand still again. An engine that dies is started
 again (`on_engine_exit: restart`), at most `max_restarts` times without becoming ready, and never after exit status 2,
-which is that of a wrong option. An engine that serves and stalls has its stacks dumped once the grace is over; after as
+which is that of a wrong option. One start more is owed to an engine that tripped over what an earlier one compiled:
+that is thrown away first. An engine that serves and stalls has its stacks dumped once the grace is over; after as
 long again it is killed, and restarted or not like one that died.
 """
 
@@ -14,6 +15,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -22,9 +24,10 @@ from appliance import paths
 from appliance.errors import ApplianceError
 from appliance.health import rundir
 from entrypoint import orders, processes
+from entrypoint.compile_cache import SEAL_SECONDS, CompileCache
 from entrypoint.engine_process import Engine
 from entrypoint.gpu_watch import GpuWatch
-from entrypoint.life import Ending, Life, Stopping
+from entrypoint.life import LOOK_EVERY, Ending, Life, Stopping
 from entrypoint.phase_file import PhaseFile
 from entrypoint.relay import Redactor, secrets_of
 
@@ -34,6 +37,7 @@ if TYPE_CHECKING:
 
 TICK = 0.2
 BACKOFF_LIMIT = 30.0
+_CHECKING = "checking what earlier starts compiled"
 
 
 class Guardian:
@@ -45,20 +49,23 @@ class Guardian:
         self.asked = False
         """Whether SIGTERM came."""
         self._parent = os.getppid()
-        self._redactor = Redactor(secrets_of(what.environment))
+        self._redactor = Redactor(secrets_of(os.environ))
         self.phase = PhaseFile(run_dir, what.start, what.stall_grace, self._redactor, self.say)
         self._gpus = GpuWatch(what.gpus)
         self._restarts = 0
         self._failures = 0
         """Starts in a row that did not become ready."""
+        self.cache = CompileCache(run_dir, what.plan, what.environment, self.say)
 
     def run(self) -> int:
         """Keep the engine until it ends for good. Returns the exit status of the whole."""
         try:
+            self._open_cache()
             ending = self._keep()
         except Stopping:
             ending = Ending("stopped as asked", 0)
         self._gpus.stop()
+        self.cache.close(clean=ending.status == 0 and not self._failures)
         self.phase.enter("dead", ending.reason)
         reason = self._redactor.text(ending.reason)
         # Where the ender has written already, the guardian ends only because the whole does.
@@ -72,11 +79,43 @@ class Guardian:
     def _keep(self) -> Ending:
         while True:
             ending = self._one_start()
+            if self._owes_a_start(ending):
+                self.say(f"{ending.reason}; starting once more without what was compiled earlier")
+                continue
             if not (ending.again and self.orders.restart):
                 return ending
             if self._failures > self.orders.max_restarts:
                 return Ending(f"{ending.reason}; gave up after {self._failures} starts without becoming ready")
             self._back_off(ending.reason)
+
+    def _open_cache(self) -> None:
+        """Read and judge what earlier starts compiled: on a slow disk that takes longer than a probe waits."""
+        read = 0
+
+        def seen(count: int) -> None:
+            nonlocal read
+            read += count
+
+        thread = threading.Thread(target=self.cache.open, args=(seen,), name="cache", daemon=True)
+        self.phase.begin(os.getpid(), progress=_CHECKING)
+        thread.start()
+        looked = rundir.clock()
+        try:
+            while thread.is_alive():
+                self.check_asked()
+                thread.join(TICK)
+                if rundir.clock() - looked >= LOOK_EVERY:
+                    looked = rundir.clock()
+                    self.phase.progress(f"{_CHECKING}, {read / 1e6:.0f} MB read")
+                    self.phase.write()
+        finally:
+            thread.join(SEAL_SECONDS)
+
+    def _owes_a_start(self, ending: Ending) -> bool:
+        """Whether the engine ended by what was compiled for it, which is gone now. Every other end counts as usual."""
+        if ending.spoilt:
+            return self.cache.drop(ending.spoilt)
+        return ending.again and self._failures > 0 and self.cache.died(ending.reason)
 
     def _back_off(self, reason: str) -> None:
         wait = min(2.0 ** max(self._failures - 1, 0), BACKOFF_LIMIT)
@@ -95,9 +134,11 @@ class Guardian:
         for stale in (self.run_dir / rundir.PLUGINS).glob("*.json"):
             stale.unlink(missing_ok=True)
         try:
-            engine = Engine(self.orders.command, self.orders.environment, sys.stdout.fileno())
+            environment = {**self.orders.environment, **self.cache.variables}
+            engine = Engine(self.orders.command, environment, sys.stdout.fileno())
         except OSError as error:
             return Ending(f"the engine cannot be started: {error.strerror}")
+        self.cache.began()
         self.phase.begin(engine.pid, self._restarts)
         try:
             return Life(self, engine).watch()
@@ -105,9 +146,10 @@ class Guardian:
             if left := engine.kill():
                 self.say(f"processes {left} outlive SIGKILL: they hang in a driver's call; this host needs a restart")
 
-    def became_ready(self) -> None:
-        """The engine serves: failures of earlier starts are forgiven."""
+    def became_ready(self, tokens: list[int] | None) -> None:
+        """The engine serves: failures of earlier starts are forgiven. Later starts must give the same `tokens`."""
         self._failures = 0
+        self.cache.became_ready(tokens)
 
     def lost_gpu(self) -> Ending | None:
         """Return the end when a GPU vanished: no restart inside this container brings it back."""
@@ -118,6 +160,7 @@ class Guardian:
     def pause(self) -> None:
         """Wait for the next tick. Ends at once, with the engine, when supervisord is gone."""
         time.sleep(TICK)
+        self.cache.poll()
         if os.getppid() != self._parent:
             processes.kill_descendants()
             os._exit(1)

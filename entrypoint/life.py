@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from appliance.acceleration.report import WARM_TOKENS_DIFFER
 from appliance.health import judge, proof, rundir
 from entrypoint import evidence, processes
 from entrypoint.engine_process import bytes_read
+from entrypoint.first_tokens import FirstTokens, unanswered
 from entrypoint.watchdog import Watchdog
 
 if TYPE_CHECKING:
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
 
     from entrypoint.engine_process import Engine
     from entrypoint.guardian import Guardian
-    from entrypoint.orders import Orders
     from entrypoint.phase_file import PhaseFile
 
 LOOK_EVERY = 1.0
@@ -31,28 +31,19 @@ LOST_SECONDS = 3.0
 
 @dataclass(frozen=True)
 class Ending:
-    """How one start of the engine ended. `again`: whether another one may be tried."""
+    """How one start of the engine ended. `again`: whether another one may be tried.
+
+    `spoilt` is the reason why what was compiled for it has to go; another start then follows in any case.
+    """
 
     reason: str
     status: int = 1
     again: bool = False
+    spoilt: str | None = None
 
 
 class Stopping(Exception):  # noqa: N818 - not an error: somebody asked for the end
     """SIGTERM came."""
-
-
-class FirstTokens:
-    """Asks for them in a thread: they may take as long as a compiler does."""
-
-    def __init__(self, what: Orders) -> None:
-        self.status: int | None = 0
-        """The HTTP status, 0 while there is none yet, None when the connection failed."""
-        self._orders = what
-        threading.Thread(target=self._ask, name="first-tokens", daemon=True).start()
-
-    def _ask(self) -> None:
-        self.status = self._orders.api.first_tokens(self._orders.model, self._orders.start)
 
 
 class Life:
@@ -169,8 +160,6 @@ class Life:
         Without the proof it is not served.
         """
         if self._first_tokens is not None and self._first_tokens.status == 0:
-            return None
-        if self._first_tokens is not None and self._first_tokens.status == 0:
             return None  # it lists its model already, and would log each further question
         answer = self.orders.api.models()
         if answer is None:
@@ -187,28 +176,31 @@ class Life:
                 f"{', '.join(missing)} ({why}); it is not served. Reinstall the appliance beside vLLM: its entry "
                 "points are missing or broken"
             )
-        if self._gives_tokens(now):
-            self.phase.record |= {"models": list(answer), "progress": None}
-            self.guardian.became_ready()
-            self.phase.enter("ready")
+        first = self._gives_tokens(now)
+        if first is None:
+            return None
+        if spoilt := self.guardian.cache.judged(first.tokens):
+            return Ending(spoilt, again=True, spoilt=WARM_TOKENS_DIFFER)
+        self.phase.record |= {"models": list(answer), "progress": None}
+        self.guardian.became_ready(first.tokens.tokens)
+        self.phase.enter("ready")
         return None
 
-    def _gives_tokens(self, now: float) -> bool:
+    def _gives_tokens(self, now: float) -> FirstTokens | None:
         if self._first_tokens is None:
             if self.phase.name != "warming":
                 self._reach("warming")
             self.phase.progress("first tokens")
             self.watchdog.line(now, "first tokens", "the engine was asked for its first tokens")
-            self._first_tokens = FirstTokens(self.orders)
+            cache = self.guardian.cache
+            self._first_tokens = FirstTokens(self.orders, gated=cache.gated, expected=cache.tokens)
         status = self._first_tokens.status
         if status == 0:
-            return False
-        # A model that completes no text refuses with 4xx, and that is an answer too.
-        if status is None or status >= 500:
+            return None
+        if unanswered(status):
             self._say_once(f"the engine gave no first tokens (HTTP status {status}); asking again")
             self._first_tokens = None
-            return False
-        return True
+        return self._first_tokens
 
     def _say_once(self, text: str) -> None:
         if text != self._said:

@@ -122,7 +122,8 @@ def summary(plan: Plan, address: Address) -> Iterator[str]:
     if plan.draft:
         yield f"draft in {plan.draft.folder}"
     gpus = ", ".join(map(str, plan.gpus))
-    yield f"will be at {address.url}/v1{f', on GPU {gpus}' if gpus else ''}; health at {address.status}"
+    health = f"; health at {address.status}" if address.status else ""
+    yield f"will be at {address.url}/v1{f', on GPU {gpus}' if gpus else ''}{health}"
 
 
 def _preflight(plan: Plan) -> list[str]:
@@ -157,7 +158,9 @@ def _alone(run_dir: Path) -> Iterator[None]:
 
 def _prepare(plan: Plan) -> None:
     """Clear away what an earlier start left, and make the folders that libraries expect to be there."""
-    rundir.clear(Path(plan.setting("run_dir")))
+    run_dir = Path(plan.setting("run_dir"))
+    rundir.clear(run_dir)
+    rundir.share(run_dir)
     for folder in engine_environment.folders(plan.setting("state_dir")).values():
         try:
             Path(folder).mkdir(parents=True, exist_ok=True)
@@ -201,8 +204,7 @@ def address_of(plan: Plan) -> Address:
     return Address(
         host=plan.setting("host"),
         port=plan.setting("port"),
-        sidecar_host=plan.setting("sidecar_host"),
-        sidecar_port=plan.setting("sidecar_port"),
+        sidecar=(plan.setting("sidecar_host"), plan.setting("sidecar_port")) if plan.setting("sidecar") else None,
         model=plan.served_model_name,
         key=_key_expression(plan),
         probe=_probe(Path(plan.setting("run_dir"))),

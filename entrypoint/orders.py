@@ -9,6 +9,7 @@ from appliance.errors import CheckError
 from appliance.health import rundir
 from appliance.launch.keys import VARIABLE as API_KEY
 from entrypoint.answering import Api
+from entrypoint.relay import is_own_secret
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -17,8 +18,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Orders:
-    """One plan, as far as the engine's process is concerned. Times in seconds."""
+    """One plan, as far as the engine's process is concerned. Times in seconds. `plan` is the whole of it."""
 
+    plan: Mapping[str, Any]
     command: tuple[str, ...]
     environment: dict[str, str]
     api: Api
@@ -50,9 +52,12 @@ def of(plan: Mapping[str, Any], environment: Mapping[str, str]) -> Orders:
     settings = {name: sourced["value"] for name, sourced in plan["settings"].items()}
     added = {name: str(sourced["value"]) for name, sourced in plan["environment"].items()}
     health = plan["health"]
+    # What the appliance alone reads would only lie about in every process of the engine.
+    inherited = {name: value for name, value in environment.items() if not is_own_secret(name)}
     return Orders(
+        plan=plan,
         command=tuple(plan["command"]),
-        environment={**environment, **added},
+        environment={**inherited, **added},
         api=Api(settings["host"], settings["port"], environment.get(API_KEY), tls="ssl_certfile" in plan["arguments"]),
         model=plan["served_model_name"],
         gpus=tuple(plan["gpus"]),

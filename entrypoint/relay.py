@@ -19,7 +19,8 @@ LONGEST = 64 * 1024
 """Bytes of one line that are shown together; a longer one is cut, so that no program can fill the memory."""
 
 HIDDEN = "[hidden]"
-SECRET_NAMES = ("VLLM_API_KEY", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "APPLIANCE_*KEY*", "APPLIANCE_*TOKEN*")
+_OWN_SECRETS = ("APPLIANCE_*KEY*", "APPLIANCE_*TOKEN*")
+SECRET_NAMES = ("VLLM_API_KEY", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", *_OWN_SECRETS)
 _SHORTEST_SECRET = 4  # hiding every "a" would leave nothing to read, and protects nothing
 
 _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-_])")
@@ -37,6 +38,11 @@ def secrets_of(environment: Mapping[str, str]) -> tuple[str, ...]:
         if len(word) >= _SHORTEST_SECRET
     }
     return tuple(sorted(found, key=len, reverse=True))
+
+
+def is_own_secret(name: str) -> bool:
+    """Whether a variable holds a secret that no program but the appliance's own reads."""
+    return any(fnmatchcase(name, pattern) for pattern in _OWN_SECRETS)
 
 
 @dataclass

@@ -65,8 +65,7 @@ class Session:
         text = supervision.configuration(
             supervision.Wiring(
                 run_dir=self._run_dir,
-                sidecar_host=self._plan.setting("sidecar_host"),
-                sidecar_port=self._plan.setting("sidecar_port"),
+                sidecar=self._sidecar(),
                 stop_seconds=self._stop_seconds,
                 pipes=pipes,
                 root=os.getuid() == 0,
@@ -92,6 +91,11 @@ class Session:
         self._stream.close_pipes()
         if self._asked:
             self._pass_on()
+
+    def _sidecar(self) -> tuple[str, int] | None:
+        if not self._plan.setting("sidecar"):
+            return None
+        return self._plan.setting("sidecar_host"), self._plan.setting("sidecar_port")
 
     def _ask(self, sign: int, _frame: object) -> None:
         self._asked += 1

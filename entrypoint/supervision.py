@@ -12,6 +12,7 @@ from appliance.errors import ConfigurationError
 from entrypoint import processes
 
 TEMPLATE = Path(__file__).with_name("supervisord.conf")
+SIDECAR = Path(__file__).with_name("supervisord.sidecar.conf")
 
 PROGRAMS = ("supervisor", "guardian", "engine", "sidecar")
 """The streams of the log."""
@@ -19,11 +20,13 @@ PROGRAMS = ("supervisor", "guardian", "engine", "sidecar")
 
 @dataclass(frozen=True)
 class Wiring:
-    """What one start puts into the template. `pipes` holds a file descriptor, inherited by supervisord, per stream."""
+    """What one start puts into the template. `pipes` holds a file descriptor, inherited by supervisord, per stream.
+
+    `sidecar` is host and port where one is started, None where it has a container of its own.
+    """
 
     run_dir: Path
-    sidecar_host: str
-    sidecar_port: int
+    sidecar: tuple[str, int] | None
     stop_seconds: int
     """What the engine's program gets between SIGTERM and SIGKILL."""
     pipes: dict[str, int]
@@ -32,22 +35,25 @@ class Wiring:
 
 def configuration(wiring: Wiring) -> str:
     """Return the text of the configuration. Raises ConfigurationError for a path that it cannot hold."""
-    sidecar = [
-        *("sidecar", "--run-dir", str(wiring.run_dir)),
-        *("--host", wiring.sidecar_host, "--port", str(wiring.sidecar_port)),
-        # The entrypoint gives every line its form; JSON inside JSON would help nobody.
-        *("--log-format", "plain"),
-    ]
-    return Template(TEMPLATE.read_text(encoding="utf-8")).substitute(
+    files = [TEMPLATE, *([SIDECAR] if wiring.sidecar else [])]
+    return Template("\n".join(file.read_text(encoding="utf-8") for file in files)).substitute(
         pidfile=_value(str(wiring.run_dir / "supervisord.pid")),
         # supervisord calls it critical to be root unless told so; in a container with a mapped root it is meant.
         user="user=0" if wiring.root else "",
         engine=_command("SIGTERM", "entrypoint.guardian"),
-        sidecar=_command("SIGTERM", "appliance.cli", *sidecar),
+        sidecar=_command("SIGTERM", "appliance.cli", *_sidecar(wiring)),
         ender=_command("SIGKILL", "entrypoint.ender"),
         stop_seconds=wiring.stop_seconds,
         **{f"{name}_fd": wiring.pipes[name] for name in PROGRAMS},
     )
+
+
+def _sidecar(wiring: Wiring) -> list[str]:
+    if wiring.sidecar is None:
+        return []
+    host, port = wiring.sidecar
+    # The entrypoint gives every line its form; JSON inside JSON would help nobody.
+    return ["sidecar", "--run-dir", str(wiring.run_dir), "--host", host, "--port", str(port), "--log-format", "plain"]
 
 
 def _command(sign: str, module: str, *arguments: str) -> str:

@@ -22,6 +22,8 @@ PAGE_SIZE = "page_size"
 PAGE_ALIGNMENT = "page_alignment"
 HEAD_DIM = "head_dim"
 COMPILE_CACHE_DISABLED = "compile_cache_disabled"
+WARM_TOKENS_DIFFER = "warm_tokens_differ"
+"""Compiled code of an earlier start gave other greedy tokens than that start: it was dropped, and compiled anew."""
 
 
 def budget_below(tokens: int) -> str:
@@ -37,6 +39,11 @@ def unequal(field_name: str, actual: object, expected: object) -> str:
 def contract_mismatch(field_name: str, actual: object, expected: object) -> str:
     """`contract_mismatch:hidden_size=4096≠5120`: the model is not the one that the route was proven on."""
     return f"contract_mismatch:{unequal(field_name, actual, expected)}"
+
+
+def cache_unusable(why: str) -> str:
+    """`cache_read_only`, `cache_disk_full`: the compile cache cannot be used, in the words of appliance.cache."""
+    return f"cache_{why}"
 
 
 def operator_missing(operator: str) -> str:

@@ -20,14 +20,19 @@ def unbound(expected: Iterable[str]) -> tuple[str, ...]:
     return tuple(name for name in expected if name not in BOUND)
 
 
-def state_of_routes(*, cuda: bool, plan: Mapping[str, Any], environment: Mapping[str, str]) -> dict[str, Any]:
-    """Return the report for acceleration.json. `plan` is plan.json's record, empty where no plan was made."""
+def state_of_routes(
+    *, cuda: bool, plan: Mapping[str, Any], environment: Mapping[str, str], cache: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """Return the report for acceleration.json. `plan` is plan.json's record, empty where no plan was made.
+
+    `cache` is cache.json's record, None where nothing keeps the compile cache.
+    """
     profile = str(plan.get("profile", "none"))
     if not cuda:
         return report.all_not_applicable(profile)
     states = {name: RouteState("disabled", report.operator_missing(name)) for name in ROUTES if name not in BOUND}
     states["compile_graph"] = _compile_graph(plan)
-    states["compile_cache"] = _compile_cache(environment)
+    states["compile_cache"] = _compile_cache(environment, cache)
     return report.report(profile, plan.get("expected_acceleration", ()), states)
 
 
@@ -41,8 +46,15 @@ def _compile_graph(plan: Mapping[str, Any]) -> RouteState:
     return RouteState("disabled", reason, source)
 
 
-def _compile_cache(environment: Mapping[str, str]) -> RouteState:
+def _compile_cache(environment: Mapping[str, str], cache: Mapping[str, Any] | None) -> RouteState:
     name = ROUTES["compile_cache"].switch
-    if environment.get(name, "0") == "0":
-        return RouteState("enabled")
-    return RouteState("disabled", report.COMPILE_CACHE_DISABLED, f"environment {name}")
+    given = environment.get(name, "0")
+    source = "default" if given == "0" else f"environment {name}"
+    if cache is None:
+        return RouteState("enabled") if given == "0" else RouteState("disabled", report.COMPILE_CACHE_DISABLED, source)
+    reason = str(cache.get("reason") or "unknown")
+    details = {field: cache.get(field) for field in ("state", "reason", "key", "rebuilt")}
+    if cache.get("enabled") and reason != report.WARM_TOKENS_DIFFER:
+        return RouteState("enabled", source=source, details=details)
+    plain = (report.USER_OVERRIDE, report.COMPILE_CACHE_DISABLED, report.WARM_TOKENS_DIFFER)
+    return RouteState("disabled", reason if reason in plain else report.cache_unusable(reason), source, details)

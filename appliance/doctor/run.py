@@ -105,10 +105,10 @@ def _models(scope: Scope) -> list[Check]:
 
 def _ports(scope: Scope) -> list[Check]:
     values = scope.settings
-    return [
-        _port("engine", str(values["host"]), int(values["port"])),
-        _port("sidecar", str(values["sidecar_host"]), int(values["sidecar_port"])),
-    ]
+    found = [_port("engine", str(values["host"]), int(values["port"]))]
+    if values["sidecar"]:
+        found.append(_port("sidecar", str(values["sidecar_host"]), int(values["sidecar_port"])))
+    return found
 
 
 def _port(name: str, address: str, number: int) -> Check:

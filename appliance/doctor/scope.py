@@ -76,6 +76,7 @@ def likely(asked: Request) -> Scope:
         "state_dir": state,
         "run_dir": str(Path(state, "run")),
         "models_dir": str(Path(state, "models")),
+        "cache_dir": str(Path(state, "cache")),
         "sidecar_host": values["host"],
     }
     values |= {name: value for name, value in derived.items() if values[name] is None}

@@ -43,7 +43,7 @@ def register() -> None:
         logger.exception("The appliance's plugin failed in the %s process", role)
         proof["error"] = f"{type(error).__name__}: {error}"
     try:
-        (run_dir / rundir.PLUGINS).mkdir(parents=True, exist_ok=True)
+        rundir.share(run_dir / rundir.PLUGINS)
         rundir.write(run_dir / rundir.PLUGINS, f"{os.getpid()}.json", proof)
     except OSError as error:
         logger.error("The proof that the plugin is loaded cannot be written: %s", error)
@@ -82,5 +82,6 @@ def _publish_routes(run_dir: Path) -> None:
     from vllm.platforms import current_platform
 
     plan = rundir.read(run_dir, rundir.PLAN) or {}
-    routes = state_of_routes(cuda=current_platform.is_cuda(), plan=plan, environment=os.environ)
+    cache = rundir.read(run_dir, rundir.CACHE)
+    routes = state_of_routes(cuda=current_platform.is_cuda(), plan=plan, environment=os.environ, cache=cache)
     rundir.write(run_dir, rundir.ACCELERATION, routes)

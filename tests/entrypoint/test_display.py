@@ -16,8 +16,7 @@ def address(**changes: Any) -> Address:
     values: dict[str, Any] = {
         "host": "127.0.0.1",
         "port": 8000,
-        "sidecar_host": "127.0.0.1",
-        "sidecar_port": 8001,
+        "sidecar": ("127.0.0.1", 8001),
         "model": "small",
         "key": None,
         "probe": "appliance probe ready",
@@ -61,7 +60,7 @@ def test_a_phase_without_a_budget_tells_its_time_alone() -> None:
 
 
 def test_once_ready_it_says_how_to_use_it_and_then_no_more() -> None:
-    lines = PhaseLines(address(host="0.0.0.0", sidecar_host="0.0.0.0"))
+    lines = PhaseLines(address(host="0.0.0.0", sidecar=("0.0.0.0", 8001)))
     assert lines.update(record("ready", 138.4), 140.0) == [
         "ready after 38 s: small at http://127.0.0.1:8000/v1 (listening on all addresses, 0.0.0.0)",
         "try it: curl http://127.0.0.1:8000/v1/chat/completions -H 'Content-Type: application/json' -d "

@@ -153,4 +153,7 @@ def test_the_summary_says_what_why_and_where(tmp_path: Path) -> None:
     lines = list(main.summary(plan, main.address_of(plan)))
     assert lines[0].endswith("(profile portable_smollm2: pinned)")
     assert lines[-1] == "will be at http://127.0.0.1:8000/v1; health at http://127.0.0.1:8001"
+    apart = main.address_of(plan_of(tmp_path, "--no-sidecar"))
+    assert apart.status is None
+    assert list(main.summary(plan_of(tmp_path, "--no-sidecar"), apart))[-1] == "will be at http://127.0.0.1:8000/v1"
     assert main.address_of(plan).probe.endswith(f"probe ready --run-dir {tmp_path}/run")

@@ -6,7 +6,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -18,27 +17,21 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 import pytest
+from entrypoint_harness import Started, free_port
 
 from appliance.health import judge, rundir
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
 FAKE = Path(__file__).parent / "data" / "fake_engine.py"
 KEY = "a-very-secret-key"
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-class Run:
+class Run(Started):
     """A guardian over the fake engine, with budgets of seconds."""
 
     def __init__(self, folder: Path, mode: str, command: list[str] | None = None, **changes: Any) -> None:
-        self.run_dir = folder
         self.port = free_port()
         health = {"start": 20, "progress": 15, "stall_grace": 30, "drain": 6}
         settings = {"host": "127.0.0.1", "port": self.port, "on_engine_exit": "restart", "max_restarts": 1}
@@ -55,64 +48,17 @@ class Run:
             "expected_acceleration": [],
         }
         rundir.write(folder, rundir.PLAN, plan)
-        self.output = (folder / "output").open("w+b")
-        self.process = subprocess.Popen(
+        super().__init__(
+            folder,
+            folder,
             [sys.executable, "-P", "-m", "entrypoint.guardian"],
-            env={**os.environ, "APPLIANCE_RUN_DIR": str(folder), "VLLM_API_KEY": KEY},
-            stdin=subprocess.DEVNULL,
-            stdout=self.output,
-            stderr=self.output,
+            {**os.environ, "APPLIANCE_RUN_DIR": str(folder), "VLLM_API_KEY": KEY},
         )
-
-    @property
-    def phase(self) -> dict[str, Any]:
-        return rundir.read(self.run_dir, rundir.PHASE) or {}
-
-    @property
-    def ending(self) -> dict[str, Any]:
-        return rundir.read(self.run_dir, rundir.EXIT) or {}
-
-    @property
-    def log(self) -> str:
-        return (self.run_dir / "output").read_text(errors="replace")
-
-    def wait(self, reached: Callable[[], Any], seconds: float = 25.0) -> None:
-        end = time.monotonic() + seconds
-        while not reached():
-            assert time.monotonic() < end, f"{self.phase} {self.ending}\n{self.log[-3000:]}"
-            time.sleep(0.05)
-
-    def until(self, phase: str) -> dict[str, Any]:
-        self.wait(lambda: self.phase.get("phase") == phase)
-        return self.phase
-
-    def finish(self) -> int:
-        return self.process.wait(timeout=30)
-
-    def tree(self) -> list[psutil.Process]:
-        return psutil.Process(self.process.pid).children(recursive=True)
 
     def post(self, seconds: float) -> bytes:
         steps = int(seconds * 4)
         with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/x/{steps}", data=b"", timeout=20) as answer:
             return bytes(answer.read())
-
-
-@pytest.fixture
-def start(tmp_path: Path) -> Iterator[Callable[..., Run]]:
-    runs: list[Run] = []
-
-    def one(mode: str, **options: Any) -> Run:
-        runs.append(Run(tmp_path, mode, **options))
-        return runs[-1]
-
-    yield one
-    for run in runs:
-        left = run.tree() if run.process.poll() is None else []
-        for process in [run.process, *left]:
-            process.kill()
-        run.process.wait()
-        run.output.close()
 
 
 def test_a_start_passes_through_its_phases_and_sigterm_ends_it_without_a_rest(start: Callable[..., Run]) -> None:

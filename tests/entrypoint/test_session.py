@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
-import subprocess
 import sys
 import time
 import urllib.request
@@ -14,36 +14,31 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psutil
-import pytest
+from entrypoint_harness import Started, free_port
 
-from appliance.health import judge, rundir
+from appliance.health import judge
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
 DATA = Path(__file__).parent / "data"
 KEY = "a-very-secret-key"
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-class Run:
+class Run(Started):
     """One session, its log in a file."""
 
     def __init__(self, folder: Path, mode: str, output: int | None = None, **changes: Any) -> None:
-        self.run_dir = folder / "run"
-        self.run_dir.mkdir()
+        run_dir = folder / "run"
+        run_dir.mkdir()
         self.port, self.sidecar_port = free_port(), free_port()
         settings: dict[str, Any] = {
             "host": "127.0.0.1",
             "port": self.port,
+            "sidecar": True,
             "sidecar_host": "127.0.0.1",
             "sidecar_port": self.sidecar_port,
-            "run_dir": str(self.run_dir),
+            "run_dir": str(run_dir),
             "log_format": "plain",
             "on_engine_exit": "end",
             "max_restarts": 1,
@@ -56,58 +51,20 @@ class Run:
             "health": {"start": 20, "progress": 15, "stall_grace": 30, "drain": 4},
         }
         (folder / "plan.json").write_text(json.dumps(record))
-        self.output = (folder / "output").open("w+b")
-        self.process = subprocess.Popen(
+        super().__init__(
+            folder,
+            run_dir,
             [sys.executable, str(DATA / "serve_fake.py"), str(folder / "plan.json")],
-            env={**os.environ, "APPLIANCE_API_KEY": KEY, "VLLM_API_KEY": KEY},
-            stdin=subprocess.DEVNULL,
-            stdout=self.output if output is None else output,
-            stderr=self.output,
+            {**os.environ, "APPLIANCE_API_KEY": KEY, "VLLM_API_KEY": KEY},
             start_new_session=True,
+            **({} if output is None else {"stdout": output}),
         )
-
-    @property
-    def log(self) -> str:
-        return Path(self.output.name).read_text(errors="replace")
-
-    @property
-    def phase(self) -> dict[str, Any]:
-        return rundir.read(self.run_dir, rundir.PHASE) or {}
-
-    def wait(self, reached: Callable[[], Any], seconds: float = 30.0) -> None:
-        end = time.monotonic() + seconds
-        while not reached():
-            assert time.monotonic() < end, f"{self.phase}\n{self.log[-4000:]}"
-            time.sleep(0.05)
 
     def ready(self) -> None:
         self.wait(lambda: "try it: " in self.log)
 
-    def finish(self) -> int:
-        return self.process.wait(timeout=40)
-
-    def tree(self) -> list[psutil.Process]:
-        return psutil.Process(self.process.pid).children(recursive=True)
-
     def program(self, part: str) -> psutil.Process:
         return next(one for one in self.tree() if any(part in word for word in one.cmdline()))
-
-
-@pytest.fixture
-def start(tmp_path: Path) -> Iterator[Callable[..., Run]]:
-    runs: list[Run] = []
-
-    def one(mode: str, **changes: Any) -> Run:
-        runs.append(Run(tmp_path, mode, **changes))
-        return runs[-1]
-
-    yield one
-    for run in runs:
-        left = run.tree() if run.process.poll() is None else []
-        for process in [run.process, *left]:
-            process.kill()
-        run.process.wait()
-        run.output.close()
 
 
 def all_gone(tree: list[psutil.Process]) -> bool:
@@ -131,6 +88,16 @@ def test_it_serves_tells_how_to_use_it_and_ends_on_sigterm_with_nothing_left(sta
     assert run.log.rstrip().endswith("appliance  | ended with status 0: stopped as asked")
     assert run.phase["phase"] == "dead"
     assert all_gone(tree)
+
+
+def test_a_sidecar_of_another_container_is_neither_started_nor_told_of(start: Callable[..., Run]) -> None:
+    run = start("normal", sidecar=False)
+    run.ready()
+    assert re.search(r"^appliance  \| status: `[^`]+`$", run.log, re.MULTILINE)
+    assert str(run.sidecar_port) not in run.log
+    assert not [one for one in run.tree() if "appliance.cli" in one.cmdline()]
+    run.process.terminate()
+    assert run.finish() == 0
 
 
 def test_the_log_is_json_lines_without_secrets_whatever_the_engine_prints(start: Callable[..., Run]) -> None:

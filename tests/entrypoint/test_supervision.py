@@ -12,9 +12,11 @@ from entrypoint.ender import verdict
 from entrypoint.supervision import PROGRAMS, Wiring, configuration
 
 
-def parsed(run_dir: str = "/run/appliance", *, root: bool = False) -> configparser.RawConfigParser:
+def parsed(
+    run_dir: str = "/run/appliance", *, root: bool = False, sidecar: tuple[str, int] | None = ("0.0.0.0", 8001)
+) -> configparser.RawConfigParser:
     pipes = {name: number for number, name in enumerate(PROGRAMS, start=10)}
-    wiring = Wiring(Path(run_dir), "0.0.0.0", 8001, 75, pipes, root)
+    wiring = Wiring(Path(run_dir), sidecar, 75, pipes, root)
     parser = configparser.RawConfigParser(inline_comment_prefixes=(";", "#"))
     parser.read_string(configuration(wiring))
     return parser
@@ -39,6 +41,11 @@ def test_the_sidecar_is_restarted_and_stops_after_the_engine() -> None:
         *("--log-format", "plain"),
     ]
     assert int(sidecar["priority"]) < int(found["program:engine"]["priority"])
+
+
+def test_a_sidecar_in_a_container_of_its_own_is_not_started_here() -> None:
+    assert "program:sidecar" not in parsed(sidecar=None)
+    assert "program:engine" in parsed(sidecar=None)
 
 
 def test_there_is_no_server_and_no_log_file() -> None:

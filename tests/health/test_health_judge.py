@@ -278,6 +278,12 @@ class TestDegraded:
         assert answers(judged) == READY
         assert judged.details["routes_overridden"] == {"fp8_dense": "user_override"}
 
+    def test_a_start_that_compiles_anew_is_told_and_serves(self) -> None:
+        states = routes(compile_cache="warm_tokens_differ", fp8_dense=None)
+        judged = judge(phase(), heartbeat(), states, plan("fp8_dense", "compile_cache"), NOW)
+        assert answers(judged) == READY
+        assert judged.details["routes_off"] == {"compile_cache": "warm_tokens_differ"}
+
     def test_no_report_of_expected_routes(self) -> None:
         judged = judge(phase(), heartbeat(), None, plan("fp8_dense", "silu_mul"), NOW)
         assert judged.reason == "acceleration.json is missing or unreadable, 2 routes are expected"

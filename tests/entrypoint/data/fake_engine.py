@@ -6,6 +6,11 @@ unproven   its core leaves no proof                 stubborn   ignores SIGTERM
 stall      becomes ready, then takes no step        slow       loads for three seconds with a bar
 mute       lists its model and gives no token       noisy      prints the key, escapes and a long line
 flaky      crashes at the first start only          chatty     prints without end once it is ready
+drifts     gives other tokens with compiled code    brittle    crashes on compiled code of an earlier start
+moody      gives other tokens at each question      textless   completes no text
+tripping   dies while it compiles, at three starts
+
+Every mode that loads "compiles" into VLLM_CACHE_ROOT, and finds there what an earlier start compiled.
 """
 
 from __future__ import annotations
@@ -25,6 +30,8 @@ from typing import Any
 
 MODE, PORT, MODEL = sys.argv[1], int(sys.argv[2]), sys.argv[3]
 RUN = Path(os.environ["APPLIANCE_RUN_DIR"])
+COMPILED = Path(os.environ.get("VLLM_CACHE_ROOT", "/nonexistent")) / "graph"
+WARM = COMPILED.exists()
 flights: list[int] = []
 draining = threading.Event()
 
@@ -80,17 +87,30 @@ class Handler(BaseHTTPRequestHandler):
         if draining.is_set():
             self.send_error(503)
             return
-        if self.path == "/v1/completions" and MODE == "mute":
-            time.sleep(3600)
+        if self.path == "/v1/completions":
+            self.complete(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            return
         self.send_response(200)
         self.end_headers()
-        if self.path == "/v1/completions":
-            return
         flights.append(1)
         for number in range(int(self.path.rpartition("/")[2])):
             self.wfile.write(f"{number}\n".encode())
             time.sleep(0.25)
         flights.pop()
+
+    def complete(self, wish: dict[str, Any]) -> None:
+        if MODE == "mute":
+            time.sleep(3600)
+        if MODE == "textless":
+            self.send_error(400)
+            return
+        shift = int(MODE == "drifts" and WARM) + (time.monotonic_ns() if MODE == "moody" else 0)
+        ids = [(len(wish["prompt"]) * place + shift) % 997 for place in range(wish["max_tokens"])]
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(
+            json.dumps({"choices": [{"token_ids": ids if wish.get("return_token_ids") else None}]}).encode()
+        )
 
 
 def load() -> None:
@@ -107,6 +127,16 @@ def load() -> None:
         log("ValueError: the weights are sour", "ERROR")
         print("RuntimeError: Engine core initialization failed. See root cause above.", file=sys.stderr, flush=True)
         os._exit(1)
+    if MODE == "brittle" and WARM:
+        log(f"OSError: {COMPILED}: invalid ELF header", "ERROR")
+        os._exit(1)
+    with suppress(OSError):
+        COMPILED.write_text("compiled\n")
+    if MODE == "tripping":
+        count = RUN / "tripped"
+        count.write_text(count.read_text() + "x" if count.exists() else "x")
+        if len(count.read_text()) <= 3:
+            os._exit(1)
     while MODE == "hang":
         log("No available shared memory broadcast block found in 60 seconds.")
         time.sleep(0.3)

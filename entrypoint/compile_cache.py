@@ -1,0 +1,287 @@
+"""The compile cache in one session: opened before the engine starts, sealed when it serves, told in cache.json.
+
+cache.json: {enabled, state, reason, detail, key, folder, parts, rebuilt, sealed, seal_reason, tokens_match}. `state` is
+cold, warm or resumed, and off where nothing is kept; `reason` is a stable word of appliance.cache.store or of this
+module. `tokens_match` is null where there was nothing to compare.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import tempfile
+import threading
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from appliance.acceleration.report import COMPILE_CACHE_DISABLED, USER_OVERRIDE
+from appliance.cache.facts import gather
+from appliance.cache.key import key_of, parts_of
+from appliance.cache.store import Store, UnusableError
+from appliance.errors import ApplianceError
+from appliance.health import rundir
+from appliance.launch.environment import compiled
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from appliance.cache.store import Lease, Sealed
+
+SWITCH = "VLLM_DISABLE_COMPILE_CACHE"
+
+NO_KEY = "no_key"
+UNFIT = "rebuilt_too_often"
+ENGINE_DIED = "engine_died"
+
+DROPS = 2
+"""How often in a row warm starts may end in throwing the generation away. Compiled code that is wrong each time it is
+loaded would cost two starts instead of one for ever."""
+
+SEAL_SECONDS = 5.0
+"""How long the end of a session waits for a seal: supervisord gives the whole a bounded time."""
+
+# What an engine says that trips over an artefact: loaders of shared objects and cubins, unpicklers, vLLM, inductor.
+_FAULT = re.compile(
+    r"torch_compile_cache|torch_aot_compile|compile cache|inductor|triton|invalid ELF header|file too short"
+    r"|undefined symbol|pickle data was truncated|UnpicklingError|Ran out of input|kernel image is invalid"
+    r"|CUDA_ERROR_INVALID_IMAGE|device kernel image|SIGBUS|SIGILL",
+    re.IGNORECASE,
+)
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """What the engine answered to the fixed prompts. `matches` compares it with the stamp, None without one.
+
+    `tokens` is None where they cannot prove anything; `note` then says why.
+    """
+
+    tokens: list[int] | None
+    matches: bool | None = None
+    note: str | None = None
+
+
+class CompileCache:
+    """One session's use of the cache. `say` takes a line for the log. No method raises for a cache that fails."""
+
+    def __init__(
+        self, run_dir: Path, plan: Mapping[str, Any], environ: Mapping[str, str], say: Callable[[str], None]
+    ) -> None:
+        self._run_dir = run_dir
+        self._plan = plan
+        self._environ = environ
+        self._say = say
+        self._lease: Lease | None = None
+        self._temporary: Path | None = None
+        self._inherited = False
+        """Whether the engine loads what an earlier session compiled."""
+        self._sealing: _Sealing | None = None
+        self.record: dict[str, Any] = {}
+
+    def open(self, seen: Callable[[int], None] = lambda _: None) -> None:
+        """Take the generation for this start, or say why nothing is kept. May take as long as reading all of it.
+
+        `seen` gets each number of bytes read.
+        """
+        switch = self._plan["environment"].get(SWITCH, {"value": "0", "source": ""})
+        if str(switch["value"]) != "0":
+            theirs = str(switch["source"]).startswith("environment")
+            self._off(
+                USER_OVERRIDE if theirs else COMPILE_CACHE_DISABLED, f"{SWITCH}={switch['value']} ({switch['source']})"
+            )
+            return
+        key: str | None = None
+        parts: dict[str, str] | None = None
+        try:
+            parts = parts_of(self._plan, gather(self._plan, self._environ), self._environ)
+            key = key_of(parts)
+            store = Store(Path(self._plan["settings"]["cache_dir"]["value"]))
+            lease = store.open(key, parts, seen=seen)
+        except UnusableError as error:
+            self._off(error.reason, str(error), key, parts)
+        except (ApplianceError, OSError) as error:
+            self._off(NO_KEY, str(error), key, parts)
+        else:
+            if lease.state == "warm" and lease.drops >= DROPS:
+                lease.close()
+                text = f"it was dropped {lease.drops} times in a row; `appliance cache prune` removes it for a new try"
+                self._off(UNFIT, text, key, parts)
+            else:
+                self._take(lease)
+
+    def _take(self, lease: Lease) -> None:
+        self._lease = lease
+        self._inherited = lease.state != "cold"
+        self._note(
+            enabled=True,
+            state=lease.state,
+            reason=lease.reason,
+            detail=lease.detail,
+            key=lease.key,
+            folder=str(lease.folder),
+            parts=lease.parts,
+            rebuilt=lease.rebuilt,
+            sealed=lease.state == "warm",
+            seal_reason=None,
+            tokens_match=None,
+        )
+        self._tell()
+
+    def _off(self, reason: str, detail: str, key: str | None = None, parts: Mapping[str, str] | None = None) -> None:
+        self._lease = None
+        if self._temporary is None:
+            # The folder of a cache that is off lasts as long as the session: an engine that is restarted finds its own.
+            with suppress(OSError):
+                self._temporary = Path(tempfile.mkdtemp(prefix="appliance-compiled-"))
+        self._note(
+            enabled=False,
+            state="off",
+            reason=reason,
+            detail=detail,
+            key=key,
+            folder=None if self._temporary is None else str(self._temporary),
+            parts=None if parts is None else dict(parts),
+            rebuilt=self.record.get("rebuilt", False),
+            sealed=False,
+            seal_reason=None,
+            tokens_match=self.record.get("tokens_match"),
+        )
+        self._tell()
+
+    def _tell(self) -> None:
+        found = self.record
+        self._say(f"compile cache {found['state']} ({found['reason']}): {found['detail']}")
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """What is added to the engine's environment."""
+        if self._lease is not None:
+            return compiled(str(self._lease.folder))
+        variables = {} if self._temporary is None else compiled(str(self._temporary))
+        return variables | ({SWITCH: "1"} if self.record.get("reason") == UNFIT else {})
+
+    @property
+    def gated(self) -> bool:
+        """Whether the engine has to give the tokens of the fixed prompts."""
+        return self._lease is not None
+
+    @property
+    def tokens(self) -> list[int] | None:
+        """What it has to answer: the tokens of the start that made the generation, None where it is made now."""
+        return None if self._lease is None else self._lease.tokens
+
+    def began(self) -> None:
+        """An engine starts on it."""
+        self.poll()
+        self._note(tokens_match=None)
+
+    def judged(self, answer: Tokens) -> str | None:
+        """Take the engine's answer to the fixed prompts; return why it may not serve, or None."""
+        if self._lease is None:
+            return None
+        if answer.note:
+            self._say(f"compile cache: {answer.note}")
+        self._note(tokens_match=answer.matches)
+        if answer.matches is not False:
+            return None
+        return (
+            "with the compiled code of an earlier start the model gives other greedy tokens than that start did; the "
+            "code is dropped, and the engine compiles anew"
+        )
+
+    def became_ready(self, tokens: list[int] | None) -> None:
+        """Seal, in the background: the engine serves."""
+        if self._lease is not None and self._sealing is None:
+            self._sealing = _Sealing(self._lease, tokens)
+
+    def poll(self, wait: float = 0.0) -> None:
+        """Note a seal that is done; wait for one so many seconds."""
+        if self._sealing is None:
+            return
+        self._sealing.thread.join(wait)
+        done = self._sealing.outcome
+        if done is None:
+            return
+        self._sealing = None
+        self._note(sealed=done.sealed, seal_reason=done.reason or None)
+        if not done.sealed:
+            self._say(f"compile cache not sealed ({done.reason}): {done.text}; serving goes on")
+
+    def died(self, reason: str) -> bool:
+        """Count an engine that ended before it was ready; no process of it lives.
+
+        Returns whether another start is owed, because this one loaded what an earlier session compiled, and that is
+        gone now: at once when `reason` sounds like a broken artefact, else at the second time. Once in a session.
+        """
+        self.poll(SEAL_SECONDS)
+        lease = self._lease
+        if lease is None:
+            return False
+        if self._inherited and (_FAULT.search(reason) or str(lease.folder) in reason):
+            return self.drop(ENGINE_DIED)
+        drops = lease.drops
+        try:
+            lease.died()
+        except UnusableError as error:
+            return self._give_up(lease, error)
+        return lease.drops > drops and self._emptied(lease)
+
+    def drop(self, reason: str) -> bool:
+        """Throw away what was compiled; no process of the engine lives. Returns as `died` does."""
+        self.poll(SEAL_SECONDS)
+        lease = self._lease
+        if lease is None:
+            return False
+        try:
+            lease.drop(reason)
+        except UnusableError as error:
+            owed = self._give_up(lease, error)
+            # What is wrong is not loaded again, even where it cannot be removed, and that is what has to be told.
+            self._note(reason=reason)
+            return owed
+        return self._emptied(lease)
+
+    def _emptied(self, lease: Lease) -> bool:
+        self._note(state=lease.state, reason=lease.reason, detail=lease.detail, rebuilt=True, sealed=False)
+        self._tell()
+        owed, self._inherited = self._inherited, False
+        return owed
+
+    def _give_up(self, lease: Lease, error: UnusableError) -> bool:
+        lease.close()
+        self._off(error.reason, str(error), lease.key, lease.parts)
+        owed, self._inherited = self._inherited, False
+        return owed
+
+    def close(self, *, clean: bool) -> None:
+        """Let go; `clean` after an engine that served until it was asked to stop: what it added is sealed too."""
+        self.poll(SEAL_SECONDS)
+        if self._lease is not None and self._sealing is None:
+            if clean:
+                self.became_ready(None)
+                self.poll(SEAL_SECONDS)
+            if self._sealing is None:
+                self._lease.close()
+        if self._temporary is not None:
+            shutil.rmtree(self._temporary, ignore_errors=True)
+
+    def _note(self, **changes: object) -> None:
+        self.record |= changes
+        # The run directory's trouble is told by phase.json's writer.
+        with suppress(OSError):
+            rundir.write(self._run_dir, rundir.CACHE, {"schema": 1, **self.record})
+
+
+class _Sealing:
+    """A seal under way: hashing a generation takes seconds, and the guardian beats every second."""
+
+    def __init__(self, lease: Lease, tokens: list[int] | None) -> None:
+        self.outcome: Sealed | None = None
+        self._lease, self._tokens = lease, tokens
+        self.thread = threading.Thread(target=self._seal, name="seal", daemon=True)
+        self.thread.start()
+
+    def _seal(self) -> None:
+        self.outcome = self._lease.seal(self._tokens)
