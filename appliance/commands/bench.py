@@ -16,6 +16,7 @@ VERBS: dict[str, str] = {
     "decode": "stable decode steps of the running engine, out of its step record",
     "stream": "streams of the running engine, their tokens counted by ID",
     "serve": "the 32K serving contract on vLLM's own benchmark, or a screen of it",
+    "compare": "results against a reference: rates, the target with its margin, and what may be said",
     "report": "results as one page with plots, and as Markdown",
     "predict": "the decode step and the prefill of a profile on V100s, predicted",
 }
