@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -116,11 +116,16 @@ class Route(BaseModel):
 
 
 class Acceleration(BaseModel):
-    """Every fast path with its state and reason, as the engine last wrote it."""
+    """Every fast path with its state and reason, as the engine tells it, or told it last."""
 
     model_config = ConfigDict(extra="allow")
 
-    age_s: float = Field(description="Seconds since the engine wrote the report.")
+    source: Literal["engine", "run directory"] = Field(
+        description="engine: its own answer, gathered from every rank. run directory: what it wrote at its start."
+    )
+    age_s: float = Field(description="Seconds since the engine answered, or wrote the report.")
+    stale: bool = Field(description="Whether the engine does not answer now, so that this is only the last known.")
+    stale_reason: str | None = Field(default=None, description="Why it is stale.")
     profile: str
     expected_acceleration: list[str] = Field(description="The routes that the profile requires.")
     enabled: int = Field(description="How many of these are enabled.")
@@ -165,3 +170,126 @@ class Profile(BaseModel):
     memory: dict[str, Any] | None = Field(description="The memory plan of one rank, in bytes.")
     expected_acceleration: list[str] = Field(description="The routes that the profile requires.")
     warnings: list[str]
+
+
+class Generation(BaseModel):
+    """One generation of the compile cache: what was compiled for one key."""
+
+    key: str
+    state: Literal["sealed", "building", "broken"] = Field(
+        description="sealed: stamped, and verified before it is used. building: no first ready yet. broken: unusable."
+    )
+    size_bytes: int
+    files: int
+    created_at: str | None = Field(description="In UTC.")
+    used_at: str | None = Field(description="When an engine last started on it, in UTC.")
+    in_use: bool = Field(description="Whether an engine, or a job, holds it: it is then neither changed nor removed.")
+    current: bool = Field(description="Whether it is that of the start that this sidecar watches.")
+    problem: str | None
+    parts: dict[str, str] = Field(description="What the key is made of.")
+
+
+class CacheStart(BaseModel):
+    """What the cache did for the engine that runs, as its guardian wrote it."""
+
+    model_config = ConfigDict(extra="allow")
+
+    enabled: bool
+    key: str | None = None
+    state: str | None = Field(default=None, description="cold, warm or resumed.")
+    reason: str | None = Field(default=None, description="Why; these words are stable and read by machines.")
+
+
+class CacheJob(BaseModel):
+    """Work on the cache; there is one at a time."""
+
+    number: int
+    action: Literal["prune", "verify", "seal", "remove"]
+    key: str | None = Field(description="Null where it is about all generations.")
+    state: Literal["running", "done", "failed"]
+    started_at: str
+    seconds: float = Field(description="How long it has taken so far, or took.")
+    done_bytes: int = Field(description="How much is read so far.")
+    total_bytes: int = Field(description="How much there is to read; 0 where nothing is read.")
+    result: Any = Field(
+        default=None,
+        description="verify: the problems by key, an empty list where all is well. prune and remove: what was removed. "
+        "seal: whether it is sealed now.",
+    )
+    problem: str | None = Field(default=None, description="Why it failed.")
+
+
+class Cache(BaseModel):
+    """The compile cache on its volume. Sizes in bytes."""
+
+    folder: str
+    writable: bool = Field(description="Whether this sidecar has a token, without which it changes nothing.")
+    size_bytes: int
+    disk_free_bytes: int | None
+    disk_total_bytes: int | None
+    start: CacheStart | None = Field(description="Null where no engine has started on this run directory.")
+    generations: list[Generation] = Field(description="The last used first.")
+    job: CacheJob | None = Field(description="The job that is under way, else the last one.")
+
+
+class Prune(BaseModel):
+    """What to remove. Never a generation in use, nor that of the running engine."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    max_age_s: int | None = Field(default=None, ge=0, le=10**12, description="Remove what was not used for so long.")
+    max_bytes: int | None = Field(
+        default=None, ge=0, le=10**18, description="Then remove the least recently used until so much is left."
+    )
+    dry_run: bool = Field(default=False, description="Only tell what would be removed.")
+
+
+Key = Annotated[str, Field(pattern="^[0-9a-f]{32}$", description="A generation's key.")]
+
+
+class Verify(BaseModel):
+    """What to verify."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    key: Key | None = Field(default=None, description="Null: every sealed generation.")
+
+
+class Seal(BaseModel):
+    """What to seal."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    key: Key
+
+
+class Throughput(BaseModel):
+    """Per second, over the last heartbeats; null where too few are known."""
+
+    window_s: float | None
+    generation_tokens: float | None
+    prompt_tokens: float | None
+    steps: float | None
+    course: list[float] = Field(description="Generated tokens a second, heartbeat by heartbeat, the oldest first.")
+
+
+class Status(BaseModel):
+    """What the status page refreshes itself with."""
+
+    phase: str
+    reason: str
+    startup: bool
+    live: bool
+    ready: bool
+    elapsed_s: float | None
+    budget_s: float | None
+    running: int | None
+    waiting: int | None
+    in_flight: int | None
+    kv_usage: float | None = Field(description="Share of the KV pages in use, 0 to 1.")
+    beat_age_s: float | None
+    step_age_s: float | None
+    throughput: Throughput
+    shown: dict[str, str] = Field(description="The texts of the status page by the name of their place.")
+    curve: str = Field(description="The points of the status page's throughput curve.")
+    revision: str = Field(description="Changes when the page's tables are out of date.")

@@ -1,7 +1,8 @@
-"""GET /metrics: the run directory as Prometheus metrics. What is not known is absent, never 0."""
+"""GET /metrics: run directory, compile cache and GPUs as Prometheus metrics. What is not known is absent, never 0."""
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter, Response
@@ -10,17 +11,22 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoM
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from prometheus_client.registry import Collector
 
+from appliance.acceleration.routes import ROUTES
 from appliance.health import judge, rundir
+from appliance.sidecar import acceleration, metrics_cache, metrics_gpus
 from appliance.sidecar.metadata import versions
 from appliance.sidecar.records import living_phase, number
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from prometheus_client.metrics_core import Metric
 
+    from appliance.sidecar.services import Services
+
 PHASES = (*judge.ON_THE_WAY, "ready", "degraded", "stalled", "draining", "dead")
+
+LONGEST_REASON = 120
 
 STATES = ("enabled", "disabled", "not_applicable")
 
@@ -45,10 +51,10 @@ COUNTERS = {
 """The heartbeat's figures: name and help of the metric by the figure's name."""
 
 
-def router(run_dir: Path) -> APIRouter:
-    """Return the endpoint over `run_dir`."""
+def router(services: Services) -> APIRouter:
+    """Return the endpoint over `services`."""
     registry = CollectorRegistry()
-    registry.register(RunDirCollector(run_dir))
+    registry.register(Facts(services))
     routes = APIRouter(tags=["metrics"])
 
     @routes.get(
@@ -64,11 +70,11 @@ def router(run_dir: Path) -> APIRouter:
     return routes
 
 
-class RunDirCollector(Collector):
-    """Reads the run directory anew at each scrape."""
+class Facts(Collector):
+    """Reads the run directory anew at each scrape, and takes what the threads know; waits for nothing."""
 
-    def __init__(self, run_dir: Path) -> None:
-        self.run_dir = run_dir
+    def __init__(self, services: Services) -> None:
+        self.services = services
 
     def describe(self) -> list[Metric]:
         """Nothing: asked at registration, when the run directory may not be there."""
@@ -76,15 +82,23 @@ class RunDirCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Yield every metric whose source is there."""
-        now = rundir.clock()
-        report = judge.report(self.run_dir, now)
+        services, run_dir, now = self.services, self.services.run_dir, rundir.clock()
+        report = judge.report(run_dir, now)
         yield from _judged(report)
-        yield from _phase(living_phase(self.run_dir, now), now)
+        yield from _phase(living_phase(run_dir, now), now)
         if report.phase != "dead":
             # Of a dead engine the heartbeat is a memory: its requests are neither running nor waiting.
-            yield from _beat(rundir.read(self.run_dir, rundir.HEARTBEAT), now)
-            yield from _routes(rundir.read(self.run_dir, rundir.ACCELERATION))
-        build = {name: str(value or "") for name, value in versions(self.run_dir).model_dump().items()}
+            yield from _beat(rundir.read(run_dir, rundir.HEARTBEAT), now)
+            known, problem = services.engine.known, services.engine.problem()
+            yield from _routes(acceleration.record_of(run_dir, known, problem))
+            yield GaugeMetricFamily(
+                "appliance_acceleration_report_stale",
+                "1 when the engine does not answer for its routes now, so that the last known ones are told.",
+                problem is not None,
+            )
+        yield from metrics_cache.collect(services.cache.latest, rundir.read(run_dir, rundir.CACHE))
+        yield from metrics_gpus.collect(services.gpus.latest(), time.monotonic())
+        build = {name: str(value or "") for name, value in versions(run_dir).model_dump().items()}
         yield InfoMetricFamily("appliance_build", "Versions and hashes of what runs; empty where unknown.", build)
 
 
@@ -129,15 +143,26 @@ def _beat(heartbeat: dict[str, Any] | None, now: float) -> Iterator[Metric]:
             yield CounterMetricFamily(name, text, value)
 
 
-def _routes(acceleration: dict[str, Any] | None) -> Iterator[Metric]:
-    routes = (acceleration or {}).get("routes")
+def _routes(report: dict[str, Any] | None) -> Iterator[Metric]:
+    routes = (report or {}).get("routes")
     if not isinstance(routes, dict):
         return
-    metric = GaugeMetricFamily(
+    state = GaugeMetricFamily(
         "appliance_route_state", "1 for the state that an SM70 route is in, else 0.", labels=["route", "state"]
     )
-    for name, route in routes.items():
-        if isinstance(route, dict):
-            for state in STATES:
-                metric.add_metric([name, state], route.get("state") == state)
-    yield metric
+    why = GaugeMetricFamily(
+        "appliance_route_reason",
+        "1 for the reason why an SM70 route is not enabled; reasons are stable words.",
+        labels=["route", "reason"],
+    )
+    # Only names of the table: what a report calls its routes must not make series without end.
+    for name in ROUTES:
+        route = routes.get(name)
+        if not isinstance(route, dict):
+            continue
+        for each in STATES:
+            state.add_metric([name, each], route.get("state") == each)
+        if isinstance(reason := route.get("reason"), str):
+            why.add_metric([name, reason[:LONGEST_REASON]], 1)
+    yield state
+    yield why

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
 
 from appliance import __version__
 from appliance.health import judge, rundir
-from appliance.sidecar.answers import Problem
+from appliance.sidecar.answers import Acceleration, Problem
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -47,6 +47,17 @@ def read(run_dir: Path, name: str, build: Callable[[dict[str, Any]], T], missing
 def read_plan(run_dir: Path, build: Callable[[dict[str, Any]], T]) -> T:
     """Return what `build` makes of plan.json. Raises Unavailable."""
     return read(run_dir, rundir.PLAN, build, f"there is no {rundir.PLAN}: the appliance has not started on this folder")
+
+
+def is_report(record: object) -> TypeGuard[dict[str, Any]]:
+    """Whether this is an acceleration report that can be answered with."""
+    if not isinstance(record, dict):
+        return False
+    try:
+        Acceleration(**record, age_s=0.0, stale=False, source="engine")
+    except (TypeError, ValueError):
+        return False
+    return True
 
 
 def living_phase(run_dir: Path, now: float) -> dict[str, Any] | None:

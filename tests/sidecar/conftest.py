@@ -11,6 +11,8 @@ import pytest
 from appliance.bench import run_directory
 from appliance.health import rundir
 from appliance.sidecar.app import create_app
+from appliance.sidecar.options import Options
+from appliance.sidecar.services import Services
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -44,7 +46,7 @@ def put(run_dir: Path) -> Callable[..., None]:
 @pytest.fixture
 def get(run_dir: Path) -> Callable[..., httpx.Response]:
     """Ask the application over `run_dir`."""
-    transport = httpx.ASGITransport(create_app(run_dir), raise_app_exceptions=False)
+    transport = httpx.ASGITransport(create_app(Services(Options(run_dir))), raise_app_exceptions=False)
 
     async def ask(path: str, method: str) -> httpx.Response:
         async with httpx.AsyncClient(transport=transport, base_url="http://sidecar") as client:

@@ -18,6 +18,8 @@ from appliance.launch.resolve import resolve
 from appliance.profiles import catalogue
 from appliance.sidecar import answers, metadata
 from appliance.sidecar.app import create_app
+from appliance.sidecar.options import Options
+from appliance.sidecar.services import Services
 from appliance.topology import recorded
 from appliance.topology.machine import machine_of
 
@@ -41,7 +43,12 @@ ENDPOINTS = (
     *NEED_A_PLAN,
     "/v1/sm70/acceleration",
     "/metrics",
+    "/v1/cache",
+    "/v1/status",
+    "/status",
 )
+
+WRITING = {"/v1/cache/prune": "post", "/v1/cache/verify": "post", "/v1/cache/seal": "post", "/v1/cache/{key}": "delete"}
 
 
 def test_metadata_tells_what_is_served_and_where(get: Get, put: Put) -> None:
@@ -253,7 +260,7 @@ def test_every_answer_has_the_documented_shape(
         machine = recorded.load(paths.TOPOLOGIES / f"{topology}.json")
         put(plan=resolve(Request({}, (), {}, machine, tmp_path)).to_json())
     answer = get(path)
-    operation = create_app(run_dir).openapi()["paths"][path]["get"]
+    operation = create_app(Services(Options(run_dir))).openapi()["paths"][path]["get"]
     documented = operation["responses"][str(answer.status_code)]["content"]
     kind = answer.headers["content-type"].partition(";")[0]
     assert kind in documented
@@ -308,7 +315,7 @@ def test_an_internal_error_is_json_without_the_inside(get: Get, put: Put, monkey
 
 def test_the_index_lists_every_endpoint(get: Get) -> None:
     body = get("/").json()
-    assert {endpoint["path"] for endpoint in body["endpoints"]} == set(ENDPOINTS)
+    assert {endpoint["path"] for endpoint in body["endpoints"]} == {*ENDPOINTS, *WRITING}
     assert all(endpoint["summary"] for endpoint in body["endpoints"])
     assert get(body["openapi"]).status_code == 200
 
@@ -318,13 +325,19 @@ def test_the_openapi_document_is_valid_and_whole(get: Get) -> None:
     OpenAPI.model_validate(document)
     assert document["info"]["version"] == __version__
     schemas = document["components"]["schemas"]
-    assert {operations["get"]["operationId"] for operations in document["paths"].values()} == {
-        *("index", "health_startup", "health_live", "health_ready"),
-        *("version", "metadata", "topology", "profile", "acceleration", "metrics"),
-    }
+    ids = [one["operationId"] for operations in document["paths"].values() for one in operations.values()]
+    assert sorted(ids) == sorted(
+        (
+            *("index", "health_startup", "health_live", "health_ready", "status", "status_page"),
+            *("version", "metadata", "topology", "profile", "acceleration", "metrics"),
+            *("cache", "cache_prune", "cache_verify", "cache_seal", "cache_remove"),
+        )
+    )
     for path, operations in document["paths"].items():
-        assert set(operations) == {"get"}, f"{path} writes"
-        assert operations["get"]["summary"]
+        (method,) = operations
+        assert method == WRITING.get(path, "get"), f"{path} writes"
+        assert operations[method]["summary"]
+        assert ("security" in operations[method]) is (path in WRITING)
     for reference in _references(document):
         assert reference.removeprefix("#/components/schemas/") in schemas
     for name, schema in schemas.items():

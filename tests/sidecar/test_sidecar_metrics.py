@@ -11,7 +11,9 @@ from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from appliance.health import rundir
-from appliance.sidecar.metrics import PHASES, RunDirCollector
+from appliance.sidecar.metrics import PHASES, Facts
+from appliance.sidecar.options import Options
+from appliance.sidecar.services import Services
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,7 +25,8 @@ if TYPE_CHECKING:
     Put = Callable[..., None]
     Samples = dict[str, float]
 
-ALWAYS = {"appliance_startup", "appliance_live", "appliance_ready", "appliance_phase"}
+ALWAYS = {"appliance_startup", "appliance_live", "appliance_ready", "appliance_phase", "appliance_nvml_up"}
+OF_THE_ENGINE = {"appliance_acceleration_report_stale"}
 OF_THE_GUARDIAN = {"appliance_phase_seconds", "appliance_start_budget_seconds", "appliance_engine_restarts_total"}
 OF_THE_HEARTBEAT = {
     "appliance_heartbeat_age_seconds",
@@ -78,6 +81,7 @@ def test_a_ready_engine_has_every_metric(scrape: Callable[[], Samples], put: Put
         *ALWAYS,
         *OF_THE_GUARDIAN,
         *OF_THE_HEARTBEAT,
+        *OF_THE_ENGINE,
         "appliance_stalled",
         "appliance_route_state",
     }
@@ -106,7 +110,7 @@ def test_nothing_is_known_of_a_missing_run_directory(scrape: Callable[[], Sample
 def test_a_start_has_no_requests_to_count(scrape: Callable[[], Samples], put: Put) -> None:
     put(phase={"phase": "loading", "since": rundir.clock() - 5}, heartbeat=None, acceleration=None)
     found = scrape()
-    assert names(found) == ALWAYS | OF_THE_GUARDIAN
+    assert names(found) == ALWAYS | OF_THE_GUARDIAN | OF_THE_ENGINE
     assert phase(found) == "loading"
 
 
@@ -207,6 +211,6 @@ def test_odd_records_still_make_valid_text(
     beat: dict[str, Any], guardian: dict[str, Any], routes: object, put: Put, run_dir: Path
 ) -> None:
     put(heartbeat=beat, phase=guardian, acceleration={"routes": routes})
-    text = generate_latest(RunDirCollector(run_dir)).decode()
+    text = generate_latest(Facts(Services(Options(run_dir)))).decode()
     found = {family.name for family in text_string_to_metric_families(text)}
     assert "appliance_phase" in found
