@@ -126,7 +126,7 @@ def measure(operator: str, case: shapes.Case, bandwidth: float) -> dict[str, Any
 
 
 def overheads() -> dict[str, float]:
-    """Return the host's µs: of the driver's call alone, of a launch, of an operator, and of torch's own operators."""
+    """Return the host's µs: of the call into the driver, of a launch, of an operator, and of torch's own operators."""
     x, weight, eps = subjects()["rms_norm"].inputs(shapes.cases("rms_norm", "selftest")[0], GPU)
     out = torch.empty_like(x)
     spec = elementwise.rms_norm(x.shape[-1], True, 0)
@@ -134,10 +134,11 @@ def overheads() -> dict[str, float]:
     arguments = (out, 0, x, 0, weight, x.shape[0], x.shape[-1], x.stride(0), 0, eps)
     launch(spec, x.shape[0], spec.threads, arguments)
     function = launcher._FUNCTIONS[spec, torch.cuda.current_device()]
-    # The launch above has left its configuration and parameters there.
-    _, configuration, pointers = function._parameters.all
+    ready = tuple(value.data_ptr() if isinstance(value, torch.Tensor) else value for value in arguments)
+    stream = torch.cuda.current_stream().cuda_stream
+    fixed = (function._handle, x.shape[0], 1, 1, spec.threads // 32, 0, function._kinds, ready, stream)
     timed = {
-        "driver": lambda: function._launch(configuration, function._handle, pointers, None),
+        "call": lambda: function._launch(*fixed),
         "launch": lambda: launch(spec, x.shape[0], spec.threads, arguments),
         "operator": lambda: torch.ops.sm70.rms_norm(x, weight, eps),
         "torch_add_out": lambda: torch.add(x, x, out=out),

@@ -108,16 +108,6 @@ def test_rows_taken_several_at_once_have_the_bits_of_rows_alone() -> None:
     together = torch.ops.sm70.rms_norm(x, weight, eps)
     halves = [torch.ops.sm70.rms_norm(part, weight, eps) for part in x.tensor_split(2)]
     assert torch.equal(together, torch.cat(halves))
-    sizes = {"tokens": 2 * many, "q_heads": 6, "k_heads": 2, "head": shapes.HEAD, "rotary": shapes.ROTARY, "axes": 3}
-    q, k, positions, *rest = subjects()["qk_norm_mrope"].inputs(
-        shapes.Case("qk_norm_mrope", sizes), torch.device("cuda")
-    )
-    whole = torch.ops.sm70.qk_norm_mrope(q, k, positions, *rest)
-    parts = (
-        torch.ops.sm70.qk_norm_mrope(*each, *rest)
-        for each in zip(q.tensor_split(5), k.tensor_split(5), positions.tensor_split(5, dim=1), strict=True)
-    )
-    assert same_bits(whole, tuple(torch.cat(each) for each in zip(*parts, strict=True)))
 
 
 def test_a_position_outside_the_table_reads_its_nearest_row() -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-import ctypes
-from typing import Any
+import os
+import shutil
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -13,46 +16,28 @@ from sm70_kernels.errors import KernelError
 from sm70_kernels.launch import launcher, module
 from sm70_kernels.registry import Kernel, Specialisation
 
+if TYPE_CHECKING:
+    from pathlib import Path
+
 ODD = Specialisation(
     Kernel("odd", source="odd.cu", entry="odd", params="PiPfqI", constants=("THREADS",)), {"THREADS": 96}
 )
 
 
 class Driver:
-    """Stands in for the driver: keeps what a launch passed, reading it from memory as the driver does."""
+    """Stands in for torch's launcher: keeps what a launch passed."""
 
     def __init__(self) -> None:
-        self.result = 0
+        self.fails = ""
         self.launches: list[dict[str, object]] = []
 
-    def launch(self, configuration: ctypes.c_void_p, handle: ctypes.c_void_p, pointers: Any, extra: None) -> int:
-        kinds: list[Any] = [
-            ctypes.c_uint64,
-            ctypes.c_int32,
-            ctypes.c_uint64,
-            ctypes.c_float,
-            ctypes.c_int64,
-            ctypes.c_uint32,
-        ]
-        values = [kind.from_address(address).value for kind, address in zip(kinds, pointers, strict=True)]
-        seen = Configuration.from_address(configuration.value or 0)
-        shape = {"grid": tuple(seen.grid), "block": tuple(seen.block), "shared": seen.shared, "stream": seen.stream}
-        assert (seen.attributes, seen.number, extra) == (None, 0, None)
-        self.launches.append({"handle": handle.value, "values": values, **shape})
-        return self.result
-
-
-class Configuration(ctypes.Structure):
-    """CUlaunchConfig of cuda.h."""
-
-    _fields_ = (
-        ("grid", ctypes.c_uint * 3),
-        ("block", ctypes.c_uint * 3),
-        ("shared", ctypes.c_uint),
-        ("stream", ctypes.c_void_p),
-        ("attributes", ctypes.c_void_p),
-        ("number", ctypes.c_uint),
-    )
+    def launch(
+        self, handle: int, x: int, y: int, z: int, warps: int, shared: int, kinds: str, values: Any, stream: int
+    ) -> None:
+        if self.fails:
+            raise RuntimeError(self.fails)
+        shape = {"grid": (x, y, z), "warps": warps, "shared": shared, "stream": stream}
+        self.launches.append({"handle": handle, "kinds": kinds, "values": values, **shape})
 
 
 @pytest.fixture
@@ -61,9 +46,8 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
     monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: 0, raising=False)
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 77 + device, raising=False)
     monkeypatch.setattr(launcher, "load_function", lambda spec, device: 4711)
-    monkeypatch.setattr(launcher, "ensure_context", lambda device: None)
     monkeypatch.setattr(launcher, "_FUNCTIONS", {})
-    monkeypatch.setattr(launcher, "_driver_launch", lambda: stand_in.launch)
+    monkeypatch.setattr(launcher, "_torch_launch", lambda: stand_in.launch)
     return stand_in
 
 
@@ -82,24 +66,70 @@ class OnGpu:
         return self.address
 
 
-def test_parameters_arrive_as_the_kernel_reads_them(driver: Driver) -> None:
-    arguments = (OnGpu(0xABCDEF0123456789), -5, 0, 0.25, -(2**40), 2**32 - 1)
-    launcher.launch(ODD, (3, 2, 1), (32, 3, 1), arguments, 256)
-    (seen,) = driver.launches
-    assert seen["values"] == [0xABCDEF0123456789, -5, 0, 0.25, -(2**40), 2**32 - 1]
-    assert seen["grid"] == (3, 2, 1)
-    assert seen["block"] == (32, 3, 1)
-    assert seen["shared"] == 256
-    assert seen["stream"] == 77
-    assert seen["handle"] == 4711
-
-
 def test_one_number_is_one_dimension_and_the_specialisation_knows_its_shared_memory(driver: Driver) -> None:
     spec = Specialisation(ODD.kernel, {"THREADS": 96}, shared_bytes=512)
-    launcher.launch(spec, 9, 96, (1, 2, 3, 4.0, 5, 6))
-    assert driver.launches[0]["grid"] == (9, 1, 1)
-    assert driver.launches[0]["block"] == (96, 1, 1)
-    assert driver.launches[0]["shared"] == 512
+    launcher.launch(spec, 9, 96, (1, 2, OnGpu(3), 4.0, 5, 6))
+    assert driver.launches == [
+        {
+            "handle": 4711,
+            "kinds": "KiKflI",
+            "values": (1, 2, 3, 4.0, 5, 6),
+            "grid": (9, 1, 1),
+            "warps": 3,
+            "shared": 512,
+            "stream": 77,
+        }
+    ]
+
+
+STUB = r"""
+#include <stdio.h>
+int cuCtxGetCurrent(void** context) { *context = (void*)1; return 0; }
+int cuGetErrorString(int error, const char** text) { *text = "the stub refuses"; return 0; }
+int cuLaunchKernel(void* function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
+                   unsigned shared, void* stream, void** at, void** extra) {
+    printf("%d %u %u %u %u %u %u %u %d ", (int)(long)function, gx, gy, gz, bx, by, bz, shared, (int)(long)stream);
+    printf("%llx %d %llx %.2f %lld %u\n", *(unsigned long long*)at[0], *(int*)at[1], *(unsigned long long*)at[2],
+           *(float*)at[3], *(long long*)at[4], *(unsigned*)at[5]);
+    fflush(stdout);
+    return gz == 9;
+}
+"""
+CALLER = """
+import torch
+from unittest import mock
+from sm70_kernels.launch import launcher
+from sm70_kernels.registry import Kernel, Specialisation
+spec = Specialisation(Kernel("odd", "odd.cu", "odd", "PiPfqI", ("THREADS",)), {"THREADS": 96})
+torch._C._cuda_getDevice, torch._C._cuda_getCurrentRawStream = lambda: 0, lambda device: 77
+launcher.load_function = lambda spec, device: 4711
+for depth in (1, 9):
+    try:
+        launcher.launch(spec, (3, 2, depth), 96, (0xABCDEF0123456789, -5, 0, 0.25, -(2**40), 2**32 - 1), 256)
+    except Exception as error:
+        print(error.reason, error)
+"""
+
+
+@pytest.mark.skipif(shutil.which("gcc") is None, reason="needs gcc")
+def test_parameters_arrive_as_the_kernel_reads_them(tmp_path: Path) -> None:
+    """Torch's own launcher, with a driver in its place that reads the parameters from memory as a kernel would."""
+    (tmp_path / "stub.c").write_text(STUB, encoding="utf-8")
+    library = tmp_path / "libcuda.so.1"
+    subprocess.run(["gcc", "-shared", "-fPIC", "-o", library, tmp_path / "stub.c"], check=True)
+    environment = os.environ | {"LD_LIBRARY_PATH": str(tmp_path)}
+    ran = subprocess.run([sys.executable, "-c", CALLER], env=environment, check=True, capture_output=True, text=True)
+    passed = "96 1 1 256 77 abcdef0123456789 -5 0 0.25 -1099511627776 4294967295"
+    assert ran.stdout.splitlines() == [
+        f"4711 3 2 1 {passed}",
+        f"4711 3 2 9 {passed}",
+        "launch_failed:odd odd-threads96 cannot be launched on (3, 2, 9) blocks: CUDA driver error: the stub refuses",
+    ]
+
+
+def test_blocks_are_whole_warps(driver: Driver) -> None:
+    with pytest.raises(ValueError, match="odd-threads48: a block of 48 threads is not made of whole warps"):
+        launcher.launch(Specialisation(ODD.kernel, {"THREADS": 48}), 1, 48, (1, 2, 3, 4.0, 5, 6))
 
 
 def test_a_kernel_is_loaded_once(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,8 +165,8 @@ def test_arguments_that_do_not_fit_are_refused(
 
 
 def test_a_refused_launch_says_what_the_driver_said(driver: Driver) -> None:
-    driver.result = 1
-    says = "odd-threads96 cannot be launched on 1 blocks: cuLaunchKernelEx says CUDA_ERROR_INVALID_VALUE"
+    driver.fails = "CUDA driver error: invalid argument"
+    says = "odd-threads96 cannot be launched on 1 blocks: CUDA driver error: invalid argument"
     with pytest.raises(KernelError, match=says) as caught:
         launcher.launch(ODD, 1, 96, (1, 2, 3, 4.0, 5, 6))
     assert caught.value.reason == "launch_failed:odd"

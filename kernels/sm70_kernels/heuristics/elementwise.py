@@ -1,6 +1,6 @@
 """Which specialisation of the norms and gates serves which row.
 
-Width and alignment choose it. The number of tokens only says how many rows or heads are taken at once, which changes no
+Width and alignment choose it. The number of tokens only says how many rows are taken at once, which changes no
 bit of any row's result.
 """
 
@@ -29,7 +29,7 @@ QK_NORM_MROPE = Kernel(
     source="norm/qk_norm_mrope.cu",
     entry="qk_norm_mrope",
     params="PPPPPPPPiiiiiiqqqqqf",
-    constants=("THREADS", "LANES", "ROTARY", "HEADS"),
+    constants=("THREADS", "LANES", "ROTARY"),
 )
 GATE = Kernel(
     "gate",
@@ -43,11 +43,6 @@ MANY_ROWS = 1024
 """From here on a block takes several rows: enough of them remain for every SM."""
 ROWS = 2
 """Where no residual's bytes fill the waits of a row. Two rows leave room for as many blocks on an SM as one does."""
-
-# Heads of one token that a warp takes at once: the fewest tokens, then the heads. Qwen3.8-27B's 24 + 4 heads are
-# multiples of seven however many ranks share them. Provenance: seven rows timed as a share of the copy bandwidth of an
-# H200, which is no V100 time: at 1024 tokens two heads take 5.4 us, seven 6.1 and one 6.5; at 2048, 8.7, 7.7 and 10.1.
-_HEADS = ((2 * MANY_ROWS, 7), (MANY_ROWS // 2, 2), (0, 1))
 
 # A row of rms_norm: the widest row, then the block that owns it. Few threads with two vectors each keep several rows on
 # an SM; a warp's second load is in flight with its first. Provenance: derived (volta.md C.3: nine warp-wide 16-byte
@@ -94,21 +89,13 @@ def gated_rms_norm(head: int) -> Specialisation | None:
     return Specialisation(GATED_RMS_NORM, {"THREADS": 128, "LANES": lanes})
 
 
-def heads_at_once(tokens: int) -> int:
-    """Return how many heads of a token a warp of qk_norm_mrope takes, so that enough warps remain for every SM."""
-    return next(heads for fewest, heads in _HEADS if tokens >= fewest)
-
-
 @cache
-def qk_norm_mrope(head: int, rotary: int, heads: int = 1) -> Specialisation | None:
-    """Return the kernel for heads of `head` elements of which `rotary` are turned, or None when it has none.
-
-    A warp takes `heads` of them, as `heads_at_once` says.
-    """
-    lanes, pair = head // 8, rotary // 16
-    if head % 8 or rotary % 16 or lanes not in (1, 2, 4, 8, 16, 32) or pair not in (1, 2, 4, 8, 16) or rotary > head:
+def qk_norm_mrope(head: int, rotary: int) -> Specialisation | None:
+    """Return the kernel for heads of `head` elements of which `rotary` are turned, or None when it has none."""
+    lanes = head // 16
+    if head % 16 or rotary % 16 or lanes not in (1, 2, 4, 8, 16, 32) or not 0 < rotary <= head:
         return None
-    return Specialisation(QK_NORM_MROPE, {"THREADS": 128, "LANES": lanes, "ROTARY": rotary, "HEADS": heads})
+    return Specialisation(QK_NORM_MROPE, {"THREADS": 128, "LANES": lanes, "ROTARY": rotary})
 
 
 @cache
@@ -123,7 +110,7 @@ def _built_ahead() -> tuple[Specialisation, ...]:
         *(rms_norm(widest, True, 0, many=True) for width, widest, _, _ in _ROWS if width == 8),
     ]
     gated = [gated_rms_norm(head) for head in GATED_HEADS]
-    rotary = [qk_norm_mrope(head, part, heads) for head, part in ROTARY_HEADS for _, heads in _HEADS]
+    rotary = [qk_norm_mrope(head, part) for head, part in ROTARY_HEADS]
     gates = [gate(wide, silu) for wide in (True, False) for silu in (True, False)]
     return tuple(spec for spec in (*rows, *gated, *rotary, *gates) if spec)
 

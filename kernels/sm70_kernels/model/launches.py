@@ -68,8 +68,7 @@ def qk_norm_mrope(spec: Specialisation, tokens: int, q_heads: int, k_heads: int,
     row = (2 * q_heads + 2 * k_heads) * head
     q, k = _rows(2 * tokens * q_heads * head), _rows(2 * tokens * k_heads * head)
     weight, cache = Buffer(2 * head, cold=True), Buffer(2 * tokens * rotary, cold=True)
-    groups = -(-(q_heads + k_heads) // spec.constants["HEADS"])
-    blocks = -(-tokens * groups // (spec.threads // spec.constants["LANES"]))
+    blocks = -(-tokens * (q_heads + k_heads) // (spec.threads // spec.constants["LANES"]))
     counts = (tokens, q_heads, k_heads, 262144, 11, 10)
     args = (q, k, q, k, weight, weight, cache, Buffer(24 * tokens), *counts, row, 2 * head, row, head, tokens, EPS)
     return Launch(blocks, args, f"tokens={tokens} heads={q_heads}+{k_heads} head={head}")

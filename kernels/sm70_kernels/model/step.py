@@ -138,7 +138,7 @@ def norms(tokens: int, ranks: int) -> Iterator[Planned]:
     hidden = shapes.HIDDEN
     wide = elementwise.rms_norm(hidden, wide=True, residual=2)
     gated = elementwise.gated_rms_norm(shapes.GDN_HEAD)
-    rotary = elementwise.qk_norm_mrope(shapes.HEAD, shapes.ROTARY, elementwise.heads_at_once(tokens))
+    rotary = elementwise.qk_norm_mrope(shapes.HEAD, shapes.ROTARY)
     assert wide is not None
     assert gated is not None
     assert rotary is not None

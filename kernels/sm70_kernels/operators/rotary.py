@@ -56,7 +56,7 @@ def _qk_norm_mrope(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     _check(q, k, positions, (q_weight, k_weight), cos_sin_cache, sections)
     (tokens, q_heads, head), k_heads, rotary = q.shape, k.shape[1], cos_sin_cache.shape[1]
-    spec = elementwise.qk_norm_mrope(head, rotary, elementwise.heads_at_once(tokens))
+    spec = elementwise.qk_norm_mrope(head, rotary)
     if spec is None:
         raise ValueError(f"sm70.{NAME} has no kernel for heads of {head} elements of which {rotary} are turned")
     q_out = new_like(q)
@@ -70,8 +70,7 @@ def _qk_norm_mrope(
             raise refused(NAME, "heads on 16-byte boundaries", f"strides {strides}")
         axis_stride = positions.stride(0) if positions.ndim == 2 else 0
         counts = (tokens, q_heads, k_heads, cos_sin_cache.shape[0], sections[1], sections[2])
-        groups = -(-(q_heads + k_heads) // spec.constants["HEADS"])
-        blocks = -(-tokens * groups // (spec.threads // (head // 8)))
+        blocks = -(-tokens * (q_heads + k_heads) // (spec.threads // spec.constants["LANES"]))
         launch(spec, blocks, spec.threads, (q_out, k_out, *pointers, positions, *counts, *strides, axis_stride, eps))
     return q_out, k_out
 

@@ -164,11 +164,15 @@ inline void __threadfence() {}
 inline int atomicAdd(int* address, int value) { return std::exchange(*address, *address + value); }
 
 // Every lane must come, as with the full mask on a GPU.
-inline float __shfl_xor_sync(unsigned, float value, int distance) {
+inline float exchange(float value, unsigned from) {
     static float slots[1024];
     slots[threadIdx.x] = value;
     device::wait_for_warp();
-    const float other = slots[threadIdx.x ^ distance];
+    const float other = slots[from];
     device::wait_for_warp();
     return other;
+}
+inline float __shfl_xor_sync(unsigned, float value, int distance) { return exchange(value, threadIdx.x ^ distance); }
+inline float __shfl_sync(unsigned, float value, int lane, int width) {
+    return exchange(value, threadIdx.x / width * width + lane % width);
 }
