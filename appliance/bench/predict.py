@@ -8,15 +8,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from appliance.bench import predict_data, predict_parts
+from appliance.bench import predict_parts, predict_published
 from appliance.bench.predict_parts import Part, chunk_shape, decode_shape
 from appliance.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from appliance.bench.predict_data import Published
     from appliance.bench.predict_kernels import Kernels
+    from appliance.bench.predict_published import Published
     from appliance.bench.predict_subject import Subject
 
     Model = Callable[[int, int], Kernels]
@@ -63,6 +63,7 @@ class Prompt:
     context: int
     chunks: int
     parts: tuple[Part, ...]
+    published: tuple[Published, ...]
 
     @property
     def ms(self) -> float:
@@ -75,14 +76,18 @@ class Prompt:
         return 1e3 * self.context / self.ms
 
 
-def contexts(subject: Subject, asked: Sequence[int] | None) -> tuple[int, ...]:
-    """Return what to predict for. Raises ConfigurationError for more than the profile allows."""
-    told = {each.context for each in _published(subject)}
+def contexts(subject: Subject, asked: Sequence[int] | None, *, prompts: bool = False) -> tuple[int, ...]:
+    """Return for which to predict decode steps, or `prompts`: where nobody asks, also those that others measured.
+
+    Raises ConfigurationError for more than the profile allows.
+    """
+    every = predict_published.of(subject)
+    told = {each.context for each in every if (each.prefill_tokens_per_s if prompts else each.step_ms)}
     return _within(asked, sorted({*CONTEXTS, *told}), subject.longest, "--context", f"{subject.name}'s max_model_len")
 
 
 def concurrencies(subject: Subject, asked: Sequence[int] | None) -> tuple[int, ...]:
-    """Return what to predict for. Raises ConfigurationError for more than the profile allows."""
+    """Return for how many requests at once to predict. Raises ConfigurationError for more than the profile allows."""
     return _within(asked, CONCURRENCIES, subject.most_requests, "--concurrency", f"{subject.name}'s max_num_seqs")
 
 
@@ -91,10 +96,10 @@ def chunks(context: int, budget: int) -> list[tuple[int, int]]:
     return [(before, min(budget, context - before)) for before in range(0, context, budget)]
 
 
-def rows_wanted(subject: Subject, contexts: Sequence[int], concurrencies: Sequence[int]) -> list[tuple[int, int]]:
+def rows_wanted(subject: Subject, prompts: Sequence[int], concurrencies: Sequence[int]) -> list[tuple[int, int]]:
     """Return for what rows and logits the kernels' model will be asked."""
     decoding = [(rows, rows) for rows in (each * (1 + subject.drafted) for each in concurrencies)]
-    prefilling = [(tokens, 1) for context in contexts for _, tokens in chunks(context, subject.budget)]
+    prefilling = [(tokens, 1) for context in prompts for _, tokens in chunks(context, subject.budget)]
     return list(dict.fromkeys([*decoding, *prefilling]))
 
 
@@ -108,7 +113,7 @@ def decode(subject: Subject, context: int, concurrency: int, model: Model) -> St
         (head,) = (part for part in parts if part.name == "head")
         parts += predict_parts.draft(subject, shape, kernels.machine, head)
     parts.append(predict_parts.gaps(parts, kernels.machine))
-    told = [each for each in _published(subject) if (each.context, each.concurrency) == (context, concurrency)]
+    told = [each for each in _told(subject, context, concurrency) if each.step_ms]
     return Step(context, concurrency, shape.rows, tuple(parts), tuple(told))
 
 
@@ -122,7 +127,8 @@ def prefill(subject: Subject, context: int, model: Model) -> Prompt:
         mine = [*predict_parts.of_kernels(kernels, shape.logits)]
         mine += predict_parts.bounds(subject, shape, kernels.machine)
         parts += [*mine, predict_parts.gaps(mine, kernels.machine)]
-    return Prompt(context, len(every), tuple(_summed(parts)))
+    told = tuple(each for each in _told(subject, context, 1) if each.prefill_tokens_per_s)
+    return Prompt(context, len(every), tuple(_summed(parts)), told)
 
 
 def _summed(parts: Sequence[Part]) -> Iterator[Part]:
@@ -131,11 +137,9 @@ def _summed(parts: Sequence[Part]) -> Iterator[Part]:
         yield Part(name, basis, sum(part.launches for part in same), sum(part.ms for part in same))
 
 
-def _published(subject: Subject) -> list[Published]:
-    mine = (subject.kind, subject.ranks, subject.kv_bytes)
-    if subject.drafted:
-        return []
-    return [each for each in predict_data.load().published if (each.kind, each.tensor_parallel, each.kv_bytes) == mine]
+def _told(subject: Subject, context: int, concurrency: int) -> list[Published]:
+    every = predict_published.of(subject)
+    return [each for each in every if (each.context, each.concurrency) == (context, concurrency)]
 
 
 def _within(asked: Sequence[int] | None, known: Sequence[int], most: int, option: str, limit: str) -> tuple[int, ...]:

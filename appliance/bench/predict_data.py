@@ -25,23 +25,6 @@ class Shapes(Strict):
     vocabulary: int
 
 
-class Published(Strict):
-    """A decode step that somebody else measured, by part where that was told. `parts` by the names of our parts."""
-
-    source: str
-    kind: str
-    """As a profile's `model.kind`."""
-    tensor_parallel: int
-    kv_bytes: int
-    """Of an element."""
-    concurrency: int
-    context: int
-    step_ms: float
-    parts: dict[str, float]
-    """Milliseconds."""
-    note: str
-
-
 class Data(Strict):
     """The file."""
 
@@ -50,7 +33,6 @@ class Data(Strict):
     collective_latency: Figure
     nvfp4_weight: Figure
     draft_gathered: Figure
-    published: tuple[Published, ...]
 
 
 @cache

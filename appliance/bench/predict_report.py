@@ -60,7 +60,7 @@ def to_json(found: Prediction) -> dict[str, Any]:
                 "least_ms": _rounded(step.ms),
                 "most_tokens_per_s": None if found.accepted is None else _rounded(step.tokens_per_s(found.accepted)),
                 "parts": [_part(part) for part in step.parts],
-                "published": [each.model_dump(mode="json") for each in step.published],
+                "published": [asdict(each) for each in step.published],
             }
             for step in found.steps
         ],
@@ -71,6 +71,7 @@ def to_json(found: Prediction) -> dict[str, Any]:
                 "least_ms": _rounded(prompt.ms),
                 "most_tokens_per_s": _rounded(prompt.tokens_per_s),
                 "parts": [_part(part) for part in prompt.parts],
+                "published": [asdict(each) for each in prompt.published],
             }
             for prompt in found.prompts
         ],
@@ -89,13 +90,18 @@ def text(found: Prediction) -> str:
         "",
         "Predicted decode " + ("rounds" if subject.drafted else "steps") + ", ms on a rank",
         *_decode_table(found),
-        *_published_lines(found.steps),
     ]
     if found.prompts:
         lines += ["", "Predicted prefill of one prompt alone, ms on a rank", *_prefill_table(found.prompts)]
     parts = [part for step in found.steps for part in step.parts]
     parts += [part for prompt in found.prompts for part in prompt.parts]
-    lines += ["", *_legend(parts), "", f"Not contained: {'; '.join(LACKS)}."]
+    lines += [
+        "",
+        *_legend(parts),
+        *_published_lines((*found.steps, *found.prompts)),
+        "",
+        f"Not contained: {'; '.join(LACKS)}.",
+    ]
     if found.accepted is None:
         lines.append("Tokens a second depend on how many of the draft's are accepted: --accepted N tells of N a round.")
     return "\n".join(lines)
@@ -109,10 +115,10 @@ def _decode_table(found: Prediction) -> list[str]:
         cells = [f"{step.context}", f"{step.concurrency}", *_cells(names, step.parts, 2), f"{step.ms:.2f}"]
         if found.accepted is not None:
             cells.append(f"{step.tokens_per_s(found.accepted):.1f}")
-        cells.append(" / ".join(f"{each.step_ms:.2f} ms" for each in step.published))
+        cells.append(" / ".join(f"{each.step_ms:.2f}" for each in step.published if each.step_ms))
         rows.append(cells)
     rate = ["most tok/s"] if found.accepted is not None else []
-    return _aligned([[*heads, *rate, "published"], *rows])
+    return _aligned([[*heads, *rate, "published ms"], *rows])
 
 
 def _prefill_table(prompts: Sequence[Prompt]) -> list[str]:
@@ -125,20 +131,26 @@ def _prefill_table(prompts: Sequence[Prompt]) -> list[str]:
             *_cells(names, prompt.parts, 1),
             f"{prompt.ms:.1f}",
             f"{prompt.tokens_per_s:.0f}",
+            " / ".join(f"{each.prefill_tokens_per_s:.0f}" for each in prompt.published if each.prefill_tokens_per_s),
         ]
         for prompt in prompts
     ]
-    return _aligned([[*heads, "least ms", "most tok/s"], *rows])
+    return _aligned([[*heads, "least ms", "most tok/s", "published tok/s"], *rows])
 
 
-def _published_lines(steps: Sequence[Step]) -> Iterator[str]:
-    for step in steps:
-        for each in step.published:
-            parts = ", ".join(f"{name} {ms:g}" for name, ms in each.parts.items())
-            yield (
-                f"  published at context {step.context}, {step.concurrency} requests: {each.step_ms:g} ms, of which "
-                f"{parts}; {each.note}. {each.source}"
-            )
+def _published_lines(found: Sequence[Step | Prompt]) -> Iterator[str]:
+    """What the published figures are, each once."""
+    every = dict.fromkeys(each.name for one in found for each in one.published)
+    by_name = {each.name: each for one in found for each in one.published}
+    if every:
+        yield "Published, each under a contract of its own (config/references):"
+    for name in every:
+        each = by_name[name]
+        told = [f"{each.step_ms:.2f} ms ({each.told})"] if each.step_ms else []
+        told += [f"{part} {ms:g}" for part, ms in each.parts.items()]
+        told += [f"prefill {each.prefill_tokens_per_s:g} tokens/s"] if each.prefill_tokens_per_s else []
+        notes = "".join(f" {note}" for note in each.notes)
+        yield f"   {each.context}, {each.concurrency}: {', '.join(told)}. {each.title}; {each.source}.{notes}"
 
 
 def _legend(parts: Sequence[Part]) -> Iterator[str]:
@@ -171,7 +183,7 @@ def _part(part: Part) -> dict[str, Any]:
 
 def _figures() -> dict[str, Any]:
     record = predict_data.load().model_dump(mode="json")
-    return {name: value for name, value in record.items() if name not in ("model", "published")}
+    return {name: value for name, value in record.items() if name != "model"}
 
 
 def _rounded(value: float) -> float:

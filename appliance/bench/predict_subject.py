@@ -18,7 +18,10 @@ FAMILIES = {"fp8_block": ("dense", "norm", "head"), "nvfp4": ("norm", "lm_head")
 
 @dataclass(frozen=True)
 class Subject:
-    """The profile's share of it. `drafted` tokens are checked beside each new one; `kv_bytes` are of an element."""
+    """The profile's share of it. `kv_bytes` are of an element.
+
+    `drafted` tokens, which `method` proposes, are checked beside each new one.
+    """
 
     name: str
     kind: str
@@ -27,6 +30,7 @@ class Subject:
     budget: int
     longest: int
     most_requests: int
+    method: str | None
     drafted: int
     geometry: Geometry
     model: Shapes
@@ -60,6 +64,7 @@ def subject(profile: Profile) -> Subject:
         budget=_number(profile, "max_num_batched_tokens"),
         longest=_number(profile, "max_model_len"),
         most_requests=_number(profile, "max_num_seqs"),
+        method=profile.draft.method if profile.draft else None,
         drafted=profile.draft.num_speculative_tokens if profile.draft else 0,
         geometry=profile.memory.geometry,
         model=model,

@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from appliance.bench import predict, predict_data, predict_parts
+from appliance.bench import predict, predict_data, predict_parts, predict_published, reference
 from appliance.bench.predict_kernels import Kernels, Machine, Row
 from appliance.bench.predict_parts import BOUND, GAP, KERNEL, LIBRARY, Part, chunk_shape, decode_shape
 from appliance.bench.predict_subject import Subject, subject
@@ -202,8 +202,9 @@ def test_the_model_is_asked_once_for_each_number_of_rows() -> None:
 
 def test_what_is_predicted_for_is_what_the_profile_allows() -> None:
     c32 = about()
-    # The published contexts join in.
+    # Contexts whose steps others measured join in, and not where prompts are asked for.
     assert predict.contexts(c32, None) == (1024, 2048, 4096, 8192, 16384, 32768)
+    assert predict.contexts(c32, None, prompts=True) == (1024, 4096, 16384, 32768)
     assert predict.contexts(about("qwen38_27b_fp8_tp2"), None)[-1] == 262144
     assert predict.concurrencies(about("qwen38_27b_nvfp4_dflash2"), None) == (1, 2, 4)
     assert predict.contexts(c32, [33024, 1, 33024]) == (33024, 1)
@@ -239,7 +240,38 @@ def test_every_figure_has_a_source() -> None:
     data = predict_data.load()
     for figure in (data.peer_bandwidth, data.collective_latency, data.nvfp4_weight, data.draft_gathered):
         assert figure.source
-    for each in data.published:
-        assert each.source
-        assert each.note
-        assert sum(each.parts.values()) <= each.step_ms
+
+
+def test_published_steps_are_those_of_the_same_weights_cache_ranks_and_speculation() -> None:
+    found = {each.name: each for each in predict_published.of(about())}
+    assert {"v100_fp8_c1_1k", "v100_fp8_c16_1k", "v100_decode_2k"} <= set(found)
+    # Another card, another cache, a whole serving load, and a run of which nobody said that nothing was drafted.
+    others = {"a800_decode_2k", "v100_sglang_fp8_c1_4k", "v100_serve_32k_before", "v100_decode_2k_before"}
+    assert others <= set(reference.load_all())
+    assert not others & set(found)
+    step, rate = found["v100_decode_2k"], found["v100_fp8_c1_1k"]
+    assert (step.context, step.concurrency, step.step_ms, step.told) == (2048, 32, 29.502, "mean step")
+    assert step.parts["dense"] == 14.924
+    # 65.1 tokens a second of one request.
+    assert rate.step_ms == pytest.approx(15.361, abs=1e-3)
+    assert (rate.told, rate.prefill_tokens_per_s) == ("65.1 tokens/s", 2515)
+    assert found["v100_fp8_c16_1k"].step_ms == 23.0
+    assert predict_published.of(about("qwen38_27b_fp8_tp2")) == ()
+    eight_bit = {each.name for each in predict_published.of(about("qwen38_27b_fp8_32k"))}
+    assert "v100_sglang_fp8_c1_4k" in eight_bit
+
+
+def test_of_a_draft_only_a_rounds_own_time_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = reference.load_all()
+    web = known["v100_dflash2_c1_web"]
+    contract = web.contract.model_copy(
+        update={
+            "workload": web.contract.workload.model_copy(update={"input_tokens": 1024}),
+            "system": web.contract.system.model_copy(update={"quantization": "nvfp4"}),
+        }
+    )
+    mine = {"told": web.model_copy(update={"contract": contract})}
+    mine["untold"] = mine["told"].model_copy(update={"figures": {}})
+    monkeypatch.setattr(reference, "load_all", lambda: mine)
+    (found,) = predict_published.of(about("qwen38_27b_nvfp4_dflash2"))
+    assert (found.step_ms, found.told) == (17.46, "round")

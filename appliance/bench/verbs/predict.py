@@ -48,7 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigurationError(f"--accepted {arguments.accepted:g}: a round gives at most {1 + about.drafted} tokens")
     contexts = predict.contexts(about, arguments.context)
     concurrencies = predict.concurrencies(about, arguments.concurrency)
-    prompts = () if arguments.decode_only else contexts
+    prompts = () if arguments.decode_only else predict.contexts(about, arguments.context, prompts=True)
     model = _model(about)
     wanted = predict.rows_wanted(about, prompts, concurrencies)
     with for_stream().bar("predicting kernels", len(wanted)) as bar:
