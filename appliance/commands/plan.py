@@ -21,7 +21,7 @@ SUMMARY = "Show what would be started: every value with its source, the command 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add this verb's options."""
-    parser.add_argument("--json", action="store_true", help="print JSON, as plan.json has it")
+    parser.add_argument("--json", action="store_true", help="print JSON: plan.json with `compile_cache` added")
     parser.add_argument("--settings", action="store_true", help="print the table of all settings instead")
     settings.add_options(parser)
 
@@ -32,18 +32,19 @@ def run(arguments: argparse.Namespace) -> int:
         rows = [setting.to_json() for setting in settings.SETTINGS.values()]
         print(json.dumps(rows, indent=2) if arguments.json else "\n".join(_settings_table()))
         return 0
-    from appliance.launch import request, resolve
+    from appliance.launch import generation, request, resolve
 
     plan = resolve.resolve(request.from_arguments(arguments, os.environ, Path.cwd()))
+    cache = generation.describe(plan, os.environ)
     if arguments.json:
-        print(json.dumps(plan.to_json(), indent=2, ensure_ascii=False))
+        print(json.dumps({**plan.to_json(), "compile_cache": cache}, indent=2, ensure_ascii=False))
     else:
-        print("\n".join(to_text(plan)))
+        print("\n".join(to_text(plan, cache)))
     return 0
 
 
-def to_text(plan: Plan) -> Iterator[str]:
-    """Yield the lines that a person reads."""
+def to_text(plan: Plan, cache: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the lines that a person reads. `cache` is the generation as appliance.launch.generation describes it."""
     yield f"{plan.profile}: {plan.title}"
     yield from _group("Profile", _selection(plan.selection))
     yield from _group("GPUs", _gpus(plan))
@@ -53,6 +54,7 @@ def to_text(plan: Plan) -> Iterator[str]:
     yield from _group("Settings", _sourced(plan.settings))
     yield from _group("vLLM arguments", _sourced(plan.arguments))
     yield from _group("Environment of the engine, added", _sourced(plan.environment))
+    yield from _group("Compile cache", _cache(cache))
     yield from _group("Expected acceleration", plan.expected_acceleration)
     yield from _group("Versions", [f"{name} {version}" for name, version in plan.versions.items()])
     yield from _group("Warnings", plan.warnings)
@@ -87,6 +89,15 @@ def _checkpoint(model: PlannedModel | None) -> Iterator[str]:
     at = f" at {model.revision}" if model.revision else ""
     whence = {"download": f"downloaded from {model.repository}{at}", "package": f"converted from {model.repository}"}
     yield f"{model.folder} ({model.kind}; {whence.get(model.origin, 'used as it is')}; {model.source})"
+
+
+def _cache(cache: Mapping[str, Any]) -> Iterator[str]:
+    if cache["problem"]:
+        yield cache["problem"]
+        return
+    yield cache["folder"]
+    for name, part in cache["parts"].items():
+        yield f"{name:<12}  {part}"
 
 
 def _sourced(values: Mapping[str, Sourced]) -> Iterator[str]:

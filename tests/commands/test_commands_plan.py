@@ -61,6 +61,32 @@ def test_text_has_every_value_with_its_source(
         assert line in shown
 
 
+def test_the_generation_is_told_and_not_made(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
+    (model / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
+    words = ["plan", *NONE, "--model", str(model), "--state-dir", str(tmp_path / "state")]
+    assert cli.main([*words, "--json"]) == 0
+    cache = json.loads(capsys.readouterr().out)["compile_cache"]
+    assert cache["problem"] is None
+    assert cache["folder"] == str(tmp_path / "state" / "cache" / "generations" / cache["key"])
+    assert cli.main(["cache", "key", *words[1:], "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["key"] == cache["key"]
+    assert cli.main([*words, "--cache-dir", str(tmp_path / "other")]) == 0
+    shown = capsys.readouterr().out
+    assert f"Compile cache\n  {tmp_path}/other/generations/{cache['key']}\n" in shown
+    assert not (tmp_path / "state").exists()
+    assert not (tmp_path / "other").exists()
+
+
+def test_without_the_model_there_is_no_key_yet(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert cli.main(["plan", *NONE, "--state-dir", str(tmp_path), "--json"]) == 0
+    cache = json.loads(capsys.readouterr().out)["compile_cache"]
+    assert cache["key"] is None
+    assert "holds no config.json, so it has no cache key" in cache["problem"]
+
+
 def test_the_table_of_settings(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["plan", "--settings"]) == 0
     shown = capsys.readouterr().out

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
+import sys
 import time
+import urllib.request
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psutil
@@ -13,7 +17,10 @@ from appliance.health import rundir
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
+
+
+DATA = Path(__file__).parent / "data"
+KEY = "a-very-secret-key"
 
 
 def free_port() -> int:
@@ -74,3 +81,46 @@ class Started:
             process.kill()
         self.process.wait()
         self.output.close()
+
+
+class Guarded(Started):
+    """A guardian over the fake engine, with budgets of seconds."""
+
+    def __init__(self, folder: Path, mode: str, command: list[str] | None = None, **changes: Any) -> None:
+        self.port = free_port()
+        health = {"start": 20, "progress": 15, "stall_grace": 30, "drain": 6}
+        settings = {"host": "127.0.0.1", "port": self.port, "on_engine_exit": "restart", "max_restarts": 1}
+        health |= {name: value for name, value in changes.items() if name in health}
+        settings["cache_dir"] = str(folder / "cache")
+        settings |= {name: value for name, value in changes.items() if name in settings}
+        environment = {"APPLIANCE_RUN_DIR": str(folder), **changes.get("environment", {})}
+        (folder / "model").mkdir(exist_ok=True)
+        (folder / "model" / "config.json").write_text("{}")
+        plan = {
+            "command": command or [sys.executable, str(DATA / "fake_engine.py"), mode, str(self.port), "small"],
+            "environment": {
+                name: {"value": value, "source": f"environment {name}"} for name, value in environment.items()
+            },
+            "arguments": {},
+            "model": {"folder": str(changes.get("model", folder / "model"))},
+            "engine": "portable",
+            "machine": {"gpus": []},
+            "settings": {name: {"value": value, "source": "default"} for name, value in settings.items()},
+            "served_model_name": "small",
+            "gpus": [],
+            "health": health,
+            "expected_acceleration": [],
+        }
+        rundir.clear(folder)
+        rundir.write(folder, rundir.PLAN, plan)
+        super().__init__(
+            folder,
+            folder,
+            [sys.executable, "-P", "-m", "entrypoint.guardian"],
+            {**os.environ, "APPLIANCE_RUN_DIR": str(folder), "VLLM_API_KEY": KEY},
+        )
+
+    def post(self, seconds: float) -> bytes:
+        steps = int(seconds * 4)
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/x/{steps}", data=b"", timeout=20) as answer:
+            return bytes(answer.read())

@@ -12,53 +12,19 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psutil
 import pytest
-from entrypoint_harness import Started, free_port
+from entrypoint_harness import KEY, Guarded
 
 from appliance.health import judge, rundir
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
-FAKE = Path(__file__).parent / "data" / "fake_engine.py"
-KEY = "a-very-secret-key"
-
-
-class Run(Started):
-    """A guardian over the fake engine, with budgets of seconds."""
-
-    def __init__(self, folder: Path, mode: str, command: list[str] | None = None, **changes: Any) -> None:
-        self.port = free_port()
-        health = {"start": 20, "progress": 15, "stall_grace": 30, "drain": 6}
-        settings = {"host": "127.0.0.1", "port": self.port, "on_engine_exit": "restart", "max_restarts": 1}
-        health |= {name: value for name, value in changes.items() if name in health}
-        settings |= {name: value for name, value in changes.items() if name in settings}
-        plan = {
-            "command": command or [sys.executable, str(FAKE), mode, str(self.port), "small"],
-            "environment": {"APPLIANCE_RUN_DIR": {"value": str(folder), "source": "default"}},
-            "arguments": {},
-            "settings": {name: {"value": value, "source": "default"} for name, value in settings.items()},
-            "served_model_name": "small",
-            "gpus": [],
-            "health": health,
-            "expected_acceleration": [],
-        }
-        rundir.write(folder, rundir.PLAN, plan)
-        super().__init__(
-            folder,
-            folder,
-            [sys.executable, "-P", "-m", "entrypoint.guardian"],
-            {**os.environ, "APPLIANCE_RUN_DIR": str(folder), "VLLM_API_KEY": KEY},
-        )
-
-    def post(self, seconds: float) -> bytes:
-        steps = int(seconds * 4)
-        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/x/{steps}", data=b"", timeout=20) as answer:
-            return bytes(answer.read())
+Run = Guarded
 
 
 def test_a_start_passes_through_its_phases_and_sigterm_ends_it_without_a_rest(start: Callable[..., Run]) -> None:

@@ -8,7 +8,8 @@ mute       lists its model and gives no token       noisy      prints the key, e
 flaky      crashes at the first start only          chatty     prints without end once it is ready
 drifts     gives other tokens with compiled code    brittle    crashes on compiled code of an earlier start
 moody      gives other tokens at each question      textless   completes no text
-tripping   dies while it compiles, at three starts
+tripping   dies once it has compiled, twice        doomed     dies once it has compiled, at every start
+disturbed  gives other tokens once when warm       unsealable leaves a folder where its stamp would be
 
 Every mode that loads "compiles" into VLLM_CACHE_ROOT, and finds there what an earlier start compiled.
 """
@@ -33,6 +34,7 @@ RUN = Path(os.environ["APPLIANCE_RUN_DIR"])
 COMPILED = Path(os.environ.get("VLLM_CACHE_ROOT", "/nonexistent")) / "graph"
 WARM = COMPILED.exists()
 flights: list[int] = []
+asked: list[int] = []
 draining = threading.Event()
 
 
@@ -105,6 +107,8 @@ class Handler(BaseHTTPRequestHandler):
             self.send_error(400)
             return
         shift = int(MODE == "drifts" and WARM) + (time.monotonic_ns() if MODE == "moody" else 0)
+        if MODE == "disturbed" and WARM and wish.get("return_token_ids") and not asked:
+            shift, _ = 1, asked.append(1)
         ids = [(len(wish["prompt"]) * place + shift) % 997 for place in range(wish["max_tokens"])]
         self.send_response(200)
         self.end_headers()
@@ -132,10 +136,14 @@ def load() -> None:
         os._exit(1)
     with suppress(OSError):
         COMPILED.write_text("compiled\n")
-    if MODE == "tripping":
+    if MODE == "unsealable":
+        (COMPILED.parents[1] / "stamp.json").mkdir(exist_ok=True)
+    if MODE in ("tripping", "doomed"):
         count = RUN / "tripped"
-        count.write_text(count.read_text() + "x" if count.exists() else "x")
-        if len(count.read_text()) <= 3:
+        with suppress(FileExistsError):
+            count.touch(exist_ok=False)
+        if MODE == "doomed" or len(count.read_text()) < 2:
+            count.write_text(count.read_text() + "x")
             os._exit(1)
     while MODE == "hang":
         log("No available shared memory broadcast block found in 60 seconds.")
