@@ -29,10 +29,13 @@ RUN --mount=type=secret,id=ca --mount=type=cache,id=uv,target=/root/.cache/uv \
 
 FROM tools AS wheels-portable
 COPY config/image/not-in-images.txt /build/
+COPY appliance/__init__.py appliance/errors.py /build/appliance/
+COPY appliance/image/__init__.py appliance/image/elf.py appliance/image/fatbin.py appliance/image/shrink.py /build/appliance/image/
 RUN --mount=type=secret,id=ca --mount=type=cache,id=uv,target=/root/.cache/uv \
     python3.11 -m venv --without-pip /opt/venv \
  && /build/fetch.sh /opt/tools/bin/uv pip install --python /opt/venv --compile-bytecode --no-deps --require-hashes \
-      -r /build/portable.txt --excludes /build/not-in-images.txt
+      -r /build/portable.txt --excludes /build/not-in-images.txt \
+ && PYTHONPATH=/build python3.11 -m appliance.image.shrink --gpu 0 /opt/venv
 
 # What every image is, whatever is in it.
 FROM base AS runtime
@@ -59,6 +62,9 @@ HEALTHCHECK --interval=10s --timeout=5s --start-period=30s CMD ["python3", "-ISc
 CMD ["sidecar"]
 
 FROM runtime AS portable
+# libnuma: vLLM's CPU operators are linked to it.
+RUN apt-get update -qq && apt-get install -qq -y --no-install-recommends libnuma1 \
+ && apt-get clean && rm -rf /var/lib/apt/lists/* /var/cache/* /var/log/*
 COPY --from=wheels-portable /opt/venv /opt/venv
 COPY . /opt/appliance
 RUN --mount=type=bind,from=tools,source=/opt/tools,target=/opt/tools /opt/appliance/config/image/install.sh
