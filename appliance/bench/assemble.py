@@ -135,5 +135,5 @@ def _common(
     return {
         "at": datetime.now(UTC).replace(microsecond=0),
         "title": title,
-        "environment": environment.environment(target.run_dir, labels.get("image"), clocks),
+        "environment": environment.environment(target.plan, target.run_dir, labels.get("image"), clocks),
     }

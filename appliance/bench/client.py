@@ -35,7 +35,7 @@ _ANY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}  # noqa: S
 
 @dataclass(frozen=True)
 class Target:
-    """Where the engine is. `plan` is the run directory's record, empty where there is none."""
+    """Where the engine is. `plan` is the run directory's record, empty where there is none, or another engine's."""
 
     url: str
     key: str | None = field(repr=False)
@@ -81,16 +81,20 @@ def settle(arguments: argparse.Namespace, environ: Mapping[str, str] | None = No
         run_dir = Path(known["state_dir"].value) / "run" if "state_dir" in known else paths.run_dir()
     plan = rundir.read(run_dir, rundir.PLAN) or {}
     key = keys.api_key(known, environ)
-    if arguments.url is not None:
-        url = _checked(arguments.url)
-    else:
-        values = {name: setting.default for name, setting in settings.SETTINGS.items()}
-        values |= {name: sourced["value"] for name, sourced in plan.get("settings", {}).items()}
-        values |= {name: sourced.value for name, sourced in known.items()}
-        host = _ANY_ADDRESS.get(values["host"], values["host"])
-        scheme = "https" if "ssl_certfile" in plan.get("arguments", {}) else "http"
-        url = f"{scheme}://{f'[{host}]' if ':' in host else host}:{values['port']}"
+    planned = _planned(plan, {name: sourced.value for name, sourced in known.items()})
+    url = planned if arguments.url is None else _checked(arguments.url)
+    if url != planned and arguments.run_dir is None:
+        # Another engine than this machine's: its plan would describe the wrong one.
+        plan = {}
     return Target(url, key.value if key else None, run_dir, plan)
+
+
+def _planned(plan: dict[str, Any], known: dict[str, Any]) -> str:
+    values = {name: setting.default for name, setting in settings.SETTINGS.items()}
+    values |= {name: sourced["value"] for name, sourced in plan.get("settings", {}).items()} | known
+    host = _ANY_ADDRESS.get(values["host"], values["host"])
+    scheme = "https" if "ssl_certfile" in plan.get("arguments", {}) else "http"
+    return f"{scheme}://{f'[{host}]' if ':' in host else host}:{values['port']}"
 
 
 def _checked(url: str) -> str:
@@ -171,7 +175,8 @@ async def preflight(
 ) -> Served:
     """Return the model to ask, once it is sure that requests of that length can be served.
 
-    Raises CheckError where no engine answers, ConfigurationError for a key, a model or a length that it refuses.
+    Raises CheckError where no engine answers or it is not ready, ConfigurationError for a key, a model or a length
+    that it refuses.
     """
     answer = await ask(client, target, "/v1/models")
     try:
@@ -187,6 +192,10 @@ async def preflight(
         raise ConfigurationError(
             f'--model "{name}" is not served at {target.url}{nearest(name, listed) or ";"} it serves {known}'
         )
+    phase = (rundir.read(target.run_dir, rundir.PHASE) or {}).get("phase") if target.plan else None
+    if phase not in (None, "ready"):
+        # It answers before it is ready, and has requests of its own until then.
+        raise CheckError(f"the engine is {phase}, not ready; `appliance probe ready` says when it is")
     longest = listed[name]
     if isinstance(longest, int) and input_tokens + output_tokens > longest:
         raise ConfigurationError(

@@ -155,14 +155,14 @@ async def _recorded(target: Target, since: float, tokens: int) -> traces.Record:
 def result_traces(decoded: Decoded) -> tuple[Trace, ...]:
     """Return a trace for each repeat. Raises CheckError where no step of any was stable, with what they were."""
     if not any(one.intervals_ms for one in decoded.found):
-        why = "; ".join(f"{one.count} {one.unit}: {one.reason}" for one in traces.exclusions(decoded.found))
-        failed = "; ".join(
-            f"{count} requests: {reason} {decoded.details[reason]}" for reason, count in decoded.failures.items()
-        )
-        raise CheckError(
-            f"no stable decode step was recorded ({'; '.join(filter(None, (why, failed))) or 'no step at all'}); give "
-            "more --output-len, fewer --concurrency, or --eager for an engine without CUDA graphs"
-        )
+        if decoded.failures:
+            failed = "; ".join(f"{n} {reason} ({decoded.details[reason]})" for reason, n in decoded.failures.items())
+            raise CheckError(f"no stable decode step was recorded, since requests failed: {failed}")
+        left_out = traces.exclusions(decoded.found)
+        why = "; ".join(f"{one.count} {one.unit}: {one.reason}" for one in left_out) or "no step at all"
+        eager = any(one.reason == traces.EAGER for one in left_out)
+        todo = "--eager counts steps without a graph" if eager else "give more --output-len or fewer --concurrency"
+        raise CheckError(f"no stable decode step was recorded ({why}); {todo}")
     return tuple(
         statistics.trace("decode_step_ms", str(number), one.intervals_ms) for number, one in enumerate(decoded.found, 1)
     )
@@ -203,6 +203,8 @@ def notes(decoded: Decoded, target: Target, load: Load) -> tuple[str, ...]:
         found.append("the record does not tell which steps were graph replays; `-- --cudagraph-metrics` has it told")
     if steps < FEW:
         found.append(f"only {steps} stable steps: the 99th percentile is hardly more than the slowest of them")
+    if empty := [number for number, one in enumerate(decoded.found, 1) if not one.intervals_ms]:
+        found.append(f"no stable step in repeat {', '.join(map(str, empty))}")
     if decoded.short:
         found.append(
             f"{decoded.short} requests got fewer than {load.output_tokens} tokens, so that their batch ended early"

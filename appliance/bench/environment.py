@@ -48,7 +48,7 @@ def system(plan: Mapping[str, Any]) -> System:
         gpus=len(chosen),
         tensor_parallel=arguments.get("tensor_parallel_size", 1),
         engine=f"vLLM {version} ({plan['engine']})" if version else f"vLLM ({plan['engine']})",
-        repository=plan["model"]["repository"],
+        repository=plan["model"]["repository"] or None,
         revision=plan["model"]["revision"],
         quantization=plan["model"]["kind"],
         dtype=arguments.get("dtype"),
@@ -71,9 +71,13 @@ def speculation(plan: Mapping[str, Any]) -> Speculation:
     )
 
 
-def environment(run_dir: Path, image: str | None, clocks: tuple[Clocks, ...]) -> Environment:
-    """Return what the figures are taken on. `image` as a person names it, else what the entrypoint knew."""
-    plan = rundir.read(run_dir, rundir.PLAN) or {}
+def environment(plan: Mapping[str, Any], run_dir: Path, image: str | None, clocks: tuple[Clocks, ...]) -> Environment:
+    """Return what the figures are taken on. `image` as a person names it, else what the entrypoint knew.
+
+    Without a plan the run directory is another engine's and tells nothing.
+    """
+    if not plan:
+        return Environment(appliance=__version__, image=image, clocks=clocks)
     report = rundir.read(run_dir, rundir.ACCELERATION) or {}
     cache = rundir.read(run_dir, CACHE) or {}
     known = (cache.get("parts") or {}) if isinstance(cache.get("parts"), dict) else {}
@@ -84,7 +88,7 @@ def environment(run_dir: Path, image: str | None, clocks: tuple[Clocks, ...]) ->
         image=image or _told(known.get("image")),
         kernel_sha256=_sha256(report.get("kernels"), known.get("kernels"), loaded.get("kernels")),
         profile=plan.get("profile"),
-        plan_sha256=plan_hash(plan) if plan else None,
+        plan_sha256=plan_hash(plan),
         topology=topology(plan),
         driver=(plan.get("machine") or {}).get("driver"),
         versions={str(name): str(version) for name, version in versions.items()},
@@ -139,7 +143,7 @@ def needs_run_dir(run_dir: Path, what: str) -> None:
 
 
 def _told(value: object) -> str | None:
-    return str(value) if value and value != "none" else None
+    return str(value) if value and value not in ("none", "source") else None
 
 
 def _sha256(*candidates: object) -> str | None:

@@ -102,7 +102,7 @@ async def token_prompts(tokenizer: Tokenizer, length: int, count: int, seed: int
     known = sorted(set(await tokenizer.encode(" ".join(WORDS))) - special)
     if not known:
         raise CheckError("the tokenizer makes no tokens of common English words; wanted the served model's tokenizer")
-    return [_draw(f"{seed}/{index}").choices(known, k=length) for index in range(count)]
+    return [_draw(seed, length, index).choices(known, k=length) for index in range(count)]
 
 
 async def text_prompts(tokenizer: Tokenizer, length: int, count: int, seed: int, *, chat: bool) -> list[str]:
@@ -120,7 +120,7 @@ async def text_prompts(tokenizer: Tokenizer, length: int, count: int, seed: int,
     per_word = len(await tokenizer.encode(" ".join(WORDS))) / len(WORDS)
     texts = []
     for index in range(count):
-        draw = _draw(f"{seed}/{index}")
+        draw = _draw(seed, length, index)
         words = draw.choices(WORDS, k=max(1, int((length - empty) / per_word)))
         texts.append(await _exact(encode, words, fillers, length, draw))
     return texts
@@ -150,5 +150,6 @@ async def _exact(encode: Any, words: list[str], fillers: list[str], length: int,
     raise CheckError(f"no text of exactly {length} tokens was found; use --prompt ids, which are exact by themselves")
 
 
-def _draw(seed: str) -> random.Random:
-    return random.Random(seed)  # noqa: S311 - reproducible prompts, no secret
+def _draw(seed: int, length: int, index: int) -> random.Random:
+    # With the length in it: a longer prompt must not begin as a shorter one did, which the engine has in its cache.
+    return random.Random(f"{seed}/{length}/{index}")  # noqa: S311 - reproducible prompts, no secret

@@ -28,6 +28,7 @@ RATES: dict[Rate, str] = {
     "input_tokens_per_s": "input tokens/s",
     "total_tokens_per_s": "tokens/s, input and output",
     "prefill_tokens_per_s": "prefill tokens/s",
+    "decode_tokens_per_s": "decode tokens/s of a request",
     "requests_per_s": "requests/s",
 }
 
@@ -133,9 +134,19 @@ def _environment(environment: Environment) -> Table:
     for name in ("image", "kernel_sha256"):
         rows.setdefault(name, "not told")
     rows["topology"] = "; ".join(environment.topology) or "not told"
-    rows["routes"] = ", ".join(f"{name} {state}" for name, state in environment.routes.items()) or "not told"
+    rows["routes"] = _routes(environment.routes)
     rows["clocks"] = "; ".join(map(_clock, environment.clocks)) or "no GPU was asked"
     return _pairs(rows)
+
+
+def _routes(routes: dict[str, str]) -> str:
+    """The routes by their state: of forty lines that say the same nobody reads one."""
+    by_state: dict[str, list[str]] = {}
+    for name, state in routes.items():
+        by_state.setdefault(state, []).append(name)
+    if len(by_state) == 1:
+        return f"all {len(routes)} {next(iter(by_state))}"
+    return "; ".join(f"{state}: {', '.join(names)}" for state, names in by_state.items()) or "not told"
 
 
 def _clock(clocks: Any) -> str:  # noqa: ANN401 - a pydantic model's fields

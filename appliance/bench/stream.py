@@ -162,7 +162,11 @@ def totals(streamed: Streamed, *, tells: bool) -> Totals:
 
 
 def rates(streamed: Streamed) -> dict[Rate, float]:
-    """Return what the answered requests got, over the whole time; prefill speed only where one ran at a time."""
+    """Return what the answered requests got, over the whole time.
+
+    Prefill speed is input over time to first token, and only told where one request ran at a time and nothing of its
+    prompt was in the prefix cache.
+    """
     whole = totals(streamed, tells=True)
     if not whole.completed:
         return {}
@@ -172,9 +176,11 @@ def rates(streamed: Streamed) -> dict[Rate, float]:
         "total_tokens_per_s": (whole.input_tokens + whole.output_tokens) / whole.duration_s,
         "requests_per_s": whole.completed / whole.duration_s,
     }
+    if per_token := [outcome.tpot_s for outcome in streamed.answered if outcome.tpot_s]:
+        found["decode_tokens_per_s"] = 1.0 / fmean(per_token)
     first = [outcome.ttft_s for outcome in streamed.answered if outcome.ttft_s]
-    if streamed.load.concurrency == 1 and first:
-        found["prefill_tokens_per_s"] = (whole.input_tokens - (whole.cached_tokens or 0)) / sum(first)
+    if streamed.load.concurrency == 1 and first and not whole.cached_tokens:
+        found["prefill_tokens_per_s"] = whole.input_tokens / sum(first)
     return found
 
 
