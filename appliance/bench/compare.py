@@ -229,7 +229,8 @@ def _differences(subject: Workload | System, reference: Workload | System) -> It
     ours, theirs = _parts(subject), _parts(reference)
     for part in dict.fromkeys([*ours, *theirs]):
         mine, other = ours.get(part), theirs.get(part)
-        if mine != other:
+        # Where the requests are not told, that all of them were counted says nothing.
+        if mine != other and not (part == "counted" and None in (mine, other)):
             yield Difference(part, mine, other)
 
 

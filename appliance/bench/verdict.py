@@ -6,6 +6,7 @@ and failed requests allow no claim at all.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -17,6 +18,9 @@ Outcome = Literal["reached", "not_robust", "missed", "slower", "differing_contra
 UNITS = {"_ms": "ms", "_tokens_per_s": "tokens/s", "requests_per_s": "requests/s"}
 
 MOST_DIGITS = 9
+
+ARITHMETIC = 1e-12
+"""What floating point may put between a figure at its limit and the limit, as a share."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +35,7 @@ class Target:
 
     @property
     def reached(self) -> bool:
-        """Whether the figure is at the limit or beyond it. Nothing is rounded before."""
+        """Whether the figure is at the limit or beyond it. No figure is rounded before."""
         return self.margin >= 0
 
 
@@ -53,11 +57,9 @@ class Verdict:
 
 def target(line: Line, wanted: float) -> Target:
     """Return what `line` must reach for a rate higher by `wanted`."""
-    if line.is_time:
-        limit = line.reference / (1.0 + wanted)
-        return Target(wanted, limit, limit - line.subject)
-    limit = line.reference * (1.0 + wanted)
-    return Target(wanted, limit, line.subject - limit)
+    limit = line.reference / (1.0 + wanted) if line.is_time else line.reference * (1.0 + wanted)
+    margin = limit - line.subject if line.is_time else line.subject - limit
+    return Target(wanted, limit, 0.0 if math.isclose(limit, line.subject, rel_tol=ARITHMETIC) else margin)
 
 
 def judge(comparison: Comparison, wanted: float) -> Verdict:
