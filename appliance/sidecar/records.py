@@ -54,7 +54,7 @@ def is_report(record: object) -> TypeGuard[dict[str, Any]]:
     if not isinstance(record, dict):
         return False
     try:
-        Acceleration(**record, age_s=0.0, stale=False, source="engine")
+        Acceleration.model_validate({**record, "age_s": 0.0, "stale": False, "stale_reason": None, "source": "engine"})
     except (TypeError, ValueError):
         return False
     return True
