@@ -207,6 +207,18 @@ def test_the_overlays_profile_fits_its_machine(overlay: str) -> None:
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
+def test_the_download_needs_no_gpu(overlay: str) -> None:
+    """The container `models` sees none; `models fetch` plans with `force`."""
+    container_of = container(overlay, "models")
+    assert container_of["args"] == ["models", "fetch"]
+    assert "nvidia.com/gpu" not in container_of["resources"]["requests"]
+    here = recorded.load(TOPOLOGIES / "none.json")
+    planned = resolve(Request({"force": "true"}, (), environment(overlay, "models"), here, ROOT))
+    assert planned.profile == profile(overlay).name
+    assert planned.model.folder.startswith("/models/")
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
 def test_the_pod_asks_for_what_the_profile_needs(overlay: str) -> None:
     needs, engine = profile(overlay).needs, container(overlay, "engine")
     for kind in ("requests", "limits"):
@@ -380,6 +392,22 @@ def test_cards_are_preferred_by_labels_that_their_memory_fits() -> None:
         assert mib > bound if wanted["memory"]["operator"] == "Gt" else mib < bound
         assert round(mib / 1024) == gib
         assert (wanted["compute.major"]["values"], wanted["compute.minor"]["values"]) == (["7"], ["0"])
+
+
+def test_the_overlay_in_the_readme_puts_in_a_registry_of_ones_own(tmp_path: Path) -> None:
+    copied = tmp_path / "kubernetes"
+    shutil.copytree(KUBERNETES, copied)
+    (example,) = re.findall(r"```yaml\n(.*?)```", (KUBERNETES / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+    own = copied / "overlays" / "own"
+    own.mkdir()
+    (own / "kustomization.yaml").write_text(example.replace("YOUR", "registry.test/us"), encoding="utf-8")
+    (stateful,) = (each for each in yaml.safe_load_all(build(own)) if each["kind"] == "StatefulSet")
+    images = {each["name"]: each["image"] for each in parts(stateful["spec"]["template"]["spec"])}
+    assert images == {
+        "sidecar": "registry.test/us/v100-appliance:sidecar",
+        "models": "registry.test/us/v100-appliance:v100",
+        "engine": "registry.test/us/v100-appliance:v100",
+    }
 
 
 def test_the_readme_names_every_overlay_and_fits_a_phone() -> None:
