@@ -148,14 +148,16 @@ class Lease:
             return
         self._closed = True
         opened = self._opened
-        if opened.private is None:
+        try:
+            if opened.private is not None:
+                shutil.rmtree(opened.private, ignore_errors=True)
+                return
             with suppress(OSError):
                 opened.place.delete(scan.scan(opened.place.folder).secret)
             self._use = replace(self._use, pending=False, used_at=time.time())
             self._write_use()
-        else:
-            shutil.rmtree(opened.private, ignore_errors=True)
-        opened.hold.release()
+        finally:
+            opened.hold.release()
 
     def _write_use(self) -> None:
         # Another engine that came first has its own record there, and a full disk must not end a start.

@@ -1,0 +1,209 @@
+"""Power that goes at any moment: after every step of what writes to the disk, with everything lost that may be lost.
+
+The model of a disk: what was synced is there whole; of a file that was written and not synced any part may be there; a
+rename or a new name whose folder was not synced may be there or not. A start on another boot must then be cold, or warm
+with exactly what was sealed.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import threading
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from cachekit import ARTEFACTS, KEY, PARTS, TOKENS, another_boot, contents, fill, sealed
+
+from appliance.cache import archive, durable, place
+from appliance.cache.store import Store
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+class PowerLossError(BaseException):
+    """Nothing catches it, as nothing catches the real one."""
+
+
+@dataclass
+class Disk:
+    """Counts the steps that reach the disk, and stops the machine before step `stop`; None lets all of them pass."""
+
+    stop: int | None = None
+    steps: list[str] = field(default_factory=list)
+    synced: set[Path] = field(default_factory=set)
+    renamed: list[tuple[Path, Path]] = field(default_factory=list)
+    """Renames that no sync of their folder has followed yet."""
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def step(self, what: str) -> None:
+        with self.lock:
+            if self.stop is not None and len(self.steps) >= self.stop:
+                raise PowerLossError
+            self.steps.append(what)
+
+    def install(self, patch: pytest.MonkeyPatch) -> None:
+        """Put the counter in front of everything that changes the disk."""
+        # What a real sync costs is no part of the model.
+        patch.setattr(os, "fsync", lambda _: None)
+        for owner, name in (
+            *((durable, name) for name in ("_write", "_replace", "_sync", "write_new")),
+            *((Path, name) for name in ("unlink", "mkdir")),
+            *((module, "erase") for module in (place, archive)),
+        ):
+            patch.setattr(owner, name, self.counted(name, getattr(owner, name)))
+
+    def counted(self, name: str, act: Callable[..., None]) -> Callable[..., None]:
+        """Return `act` as one step, which the model remembers."""
+
+        def step(path: Path, *arguments: Any, **options: Any) -> None:
+            try:
+                self.step(f"{name} {path.name}")
+            except PowerLossError:
+                if name == "_write":
+                    path.write_bytes(arguments[0][: len(arguments[0]) // 2])
+                raise
+            act(path, *arguments, **options)
+            if name == "_replace":
+                self.renamed.append((path, arguments[0]))
+                if path in self.synced:
+                    self.synced.add(arguments[0])
+            elif name in ("_write", "_sync", "write_new"):
+                self.synced.add(path)
+                self.renamed = [pair for pair in self.renamed if name != "_sync" or pair[1].parent != path]
+
+        return step
+
+    def lose(self, root: Path, *, rename_lost: bool, content: str) -> None:
+        """Leave what a machine without power may leave."""
+        if rename_lost:
+            for source, target in reversed(self.renamed):
+                if target.exists() and source.parent.exists() and not source.exists():
+                    target.rename(source)
+        if content == "kept":
+            return
+        for path in sorted(root.rglob("*")):
+            artefact = path.is_file() and path.name not in ("stamp.json", "use.json") and path.parent.name != "locks"
+            if artefact and path not in self.synced:
+                data = path.read_bytes()
+                path.write_bytes(bytes(len(data)) if content == "zeros" else data[: len(data) // 2])
+
+
+LATE = {"triton/NEW/late.cubin": b"late" * 100, "inductor/xy/cxyz.py": b"rewritten by its own engine"}
+
+
+def seal_cold(root: Path) -> None:
+    with Store(root).open(KEY, PARTS) as lease:
+        fill(lease.folder)
+        lease.seal(TOKENS)
+
+
+def seal_again(root: Path) -> None:
+    with Store(root).open(KEY, PARTS) as lease:
+        fill(lease.folder, LATE)
+        lease.seal(TOKENS)
+
+
+def drop(root: Path) -> None:
+    with Store(root).open(KEY, PARTS) as lease:
+        lease.drop("warm_tokens_differ")
+        fill(lease.folder, LATE)
+        lease.seal([1])
+
+
+def rebuild(root: Path) -> None:
+    """Find a poisoned file, purge, and seal anew."""
+    path = root / "generations" / KEY / "sm70/dense-1.zip"
+    path.write_bytes(b"XX")
+    seal_cold(root)
+
+
+def prune(root: Path) -> None:
+    Store(root).prune(max_age_s=-1)
+
+
+def bring(root: Path) -> None:
+    archive.import_(Store(root), root.parent / "archive.tar")
+
+
+ACTS: dict[str, tuple[bool, Callable[[Path], None]]] = {
+    "a first seal": (False, seal_cold),
+    "a seal of what came later": (True, seal_again),
+    "a drop": (True, drop),
+    "a rebuild": (True, rebuild),
+    "a removal": (True, prune),
+    "an import": (False, bring),
+}
+
+
+def prepare(base: Path, before: bool) -> Path:
+    """Return the cache's folder, always the same one, with a sealed generation in it or nothing."""
+    root = base / "cache"
+    shutil.rmtree(root, ignore_errors=True)
+    if before:
+        shutil.copytree(base / "template", root)
+    return root
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> Path:
+    """Make a sealed generation once, as a template and as an archive."""
+    store = sealed(tmp_path / "cache")
+    archive.export(store, KEY, tmp_path / "archive.tar")
+    (tmp_path / "cache").rename(tmp_path / "template")
+    return tmp_path
+
+
+@pytest.mark.parametrize("act", ACTS)
+def test_power_may_go_before_any_step(base: Path, act: str) -> None:
+    before, work = ACTS[act]
+    with pytest.MonkeyPatch.context() as patch:
+        whole = Disk()
+        whole.install(patch)
+        work(prepare(base, before))
+    assert len(whole.steps) > 3
+    outcomes = set()
+    for stop in range(len(whole.steps) + 1):
+        for rename_lost, content in ((False, "kept"), (True, "half"), (False, "zeros")):
+            root = prepare(base, before)
+            disk = Disk(stop)
+            with pytest.MonkeyPatch.context() as patch:
+                disk.install(patch)
+                with suppress(PowerLossError):
+                    work(root)
+            disk.lose(root, rename_lost=rename_lost, content=content if act != "a removal" else "kept")
+            outcomes.add(start_on_another_boot(root, f"{act}, {stop}: {disk.steps[-1:]}, {rename_lost}, {content}"))
+    assert "warm" in outcomes
+    assert "cold" in outcomes or act == "a seal of what came later"
+
+
+def start_on_another_boot(root: Path, where: str) -> str:
+    """Start; whatever was left, it works, and warm is only what was sealed."""
+    for generation in Store(root).generations() if root.exists() else []:
+        assert not generation.in_use, where
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda _: None)
+        another_boot(patch)
+        with Store(root).open(KEY, PARTS) as lease:
+            found = contents(lease.folder)
+            if lease.state == "warm":
+                if lease.tokens == TOKENS:
+                    assert found in (ARTEFACTS, ARTEFACTS | LATE), where
+                else:
+                    assert (lease.tokens, found) == ([1], LATE), where
+            else:
+                assert (lease.state, found) == ("cold", {}), where
+            state: str = lease.state
+            if state == "cold":
+                fill(lease.folder)
+                assert lease.seal(TOKENS).sealed, where
+        with Store(root).open(KEY, PARTS) as lease:
+            assert lease.state == "warm", where
+        Store(root).prune(max_bytes=None)
+        left = sorted(path.name for path in (root / "generations").iterdir() if not path.name.startswith(".import-"))
+        assert left == [KEY], where
+    return state
