@@ -162,7 +162,8 @@ def _legend(parts: Sequence[Part]) -> Iterator[str]:
 
 
 def _names(parts: Iterable[Part]) -> dict[str, Basis]:
-    return {part.name: part.basis for part in parts}
+    found = {part.name: part.basis for part in parts}
+    return {name: found[name] for name in TITLES if name in found}
 
 
 def _cells(names: Mapping[str, Basis], parts: Sequence[Part], digits: int) -> list[str]:
