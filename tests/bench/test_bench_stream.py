@@ -1,0 +1,377 @@
+"""`bench stream` against a server that streams well, badly, or not at all."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from aiohttp import web
+from bench_openai import KEY, MODEL, RefusingServer, Reply, Server, good, running
+
+from appliance import cli
+from appliance.bench import client, client_request, stream
+from appliance.bench import result as results
+from appliance.bench.client_request import Outcome
+from appliance.bench.options import Load
+from appliance.bench.progress import Lines, Silent
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+GREEDY = {"temperature": 0.0, "ignore_eos": True}
+
+
+@pytest.fixture(autouse=True)
+def _own_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in ("APPLIANCE_API_KEY", "VLLM_API_KEY", "APPLIANCE_PORT", "APPLIANCE_HOST"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("APPLIANCE_RUN_DIR", str(tmp_path / "no-run"))
+
+
+def load(**changes: Any) -> Load:
+    told: dict[str, Any] = {"input_tokens": 20, "output_tokens": 8, "concurrency": 1, "requests": 1, "repeats": 1}
+    return Load(**{**told, "seed": 1234, "sampling": GREEDY, "cached": False, **changes})
+
+
+def streamed(server: Server, of: Load, tmp_path: Path, silence_s: float = 5.0, **options: Any) -> stream.Streamed:
+    target = client.Target(server.url, server.key, tmp_path, {})
+
+    async def measure() -> stream.Streamed:
+        async with client.session(target, silence_s) as opened:
+            served = client.Served(MODEL, None)
+            return await stream.measure(opened, target, served, of, Silent(), **options)
+
+    return asyncio.run(measure())
+
+
+async def in_threes(reply: Reply) -> None:
+    await reply.tokens(1)
+    await reply.tokens(3)
+    await reply.tokens(3)
+    await reply.tokens(1, finish="length")
+    await reply.end(prompt_tokens_details={"cached_tokens": 16})
+
+
+def test_tokens_are_counted_by_their_ids_and_chunks_apart(tmp_path: Path) -> None:
+    with running(Server(in_threes)) as server:
+        found = streamed(server, load(), tmp_path)
+    (outcome,) = found.all
+    assert outcome.failure is None
+    assert outcome.tokens == outcome.told_tokens == 8
+    assert [tokens for _, tokens in outcome.chunks] == [1, 3, 3, 1]
+    assert len(outcome.intervals_s) == 3
+    assert outcome.tpot_s == pytest.approx(sum(outcome.intervals_s) / 7), "seven tokens came after the first chunk"
+    assert outcome.ttft_s == outcome.chunks[0][0]
+    assert stream.totals(found, tells=False).cached_tokens == 16
+    by_metric = {trace.metric: trace.stats for trace in stream.result_traces(found)}
+    assert by_metric["tpot_ms"].count == 1  # type: ignore[union-attr]
+    assert by_metric["chunk_interval_ms"].count == 3  # type: ignore[union-attr]
+    assert any(note.startswith("2.00 tokens a chunk, at most 3") for note in stream.notes(found))
+
+
+def test_what_is_asked_is_what_the_options_say(tmp_path: Path) -> None:
+    sampling = {**GREEDY, "top_k": 20, "top_p": 0.95, "min_p": 0.01, "seed": 7}
+    with running(Server(good)) as server:
+        found = streamed(server, load(requests=5, concurrency=2, sampling=sampling, repeats=2), tmp_path)
+    assert found.sound
+    assert server.most_at_once == 2
+    assert len(server.bodies) == 10
+    for body in server.bodies:
+        assert {name: body[name] for name in sampling} == sampling
+        assert body["return_token_ids"] is True
+        assert body["stream_options"] == {"include_usage": True}
+        assert len(body["prompt"]) == 20
+    assert len({tuple(body["prompt"]) for body in server.bodies}) == 10, "no prompt is another's, nor an earlier one's"
+    whole = stream.totals(found, tells=True)
+    assert (whole.requests, whole.completed, whole.input_tokens, whole.output_tokens) == (10, 10, 200, 80)
+    assert whole.cached_tokens == 0
+    rates = stream.rates(found)
+    assert rates["output_tokens_per_s"] == pytest.approx(80 / sum(found.durations_s))
+    assert "prefill_tokens_per_s" not in rates, "two ran at a time"
+
+
+@pytest.mark.parametrize(("endpoint", "kind"), [("chat", "ids"), ("completions", "text")])
+def test_texts_have_exactly_the_tokens_that_were_asked_for(tmp_path: Path, endpoint: Any, kind: Any) -> None:
+    with running(Server(good)) as server:
+        found = streamed(server, load(input_tokens=333, requests=3), tmp_path, endpoint=endpoint, kind=kind)
+    assert found.sound, stream.failures(found)
+    assert [outcome.prompt_tokens for outcome in found.all] == [333] * 3
+
+
+def test_cached_prompts_are_sent_once_before(tmp_path: Path) -> None:
+    with running(Server(good)) as server:
+        found = streamed(server, load(requests=2, repeats=2, cached=True), tmp_path)
+    assert len(server.bodies) == 2 + 2 * 2
+    assert [body["max_tokens"] for body in server.bodies[:2]] == [1, 1]
+    assert len({tuple(body["prompt"]) for body in server.bodies}) == 2
+    assert stream.totals(found, tells=False).requests == 4
+
+
+async def error_in_the_stream(reply: Reply) -> None:
+    await reply.tokens(2)
+    await reply.event({"error": {"message": "EngineCore died", "type": "InternalServerError", "code": 500}})
+    await reply.event("[DONE]")
+
+
+async def disconnect(reply: Reply) -> None:
+    await reply.tokens(2)
+    assert reply.request.transport is not None
+    reply.request.transport.abort()
+
+
+async def no_done(reply: Reply) -> None:
+    await reply.tokens(reply.asked, finish="length")
+    await reply.event({"choices": [], "usage": reply.usage()})
+
+
+async def silent(reply: Reply) -> None:
+    await reply.tokens(2)
+    await asyncio.sleep(3)
+
+
+async def too_many(reply: Reply) -> None:
+    await reply.tokens(reply.asked + 1, finish="length")
+    await reply.end()
+
+
+async def counts_wrong(reply: Reply) -> None:
+    await reply.tokens(reply.asked, finish="length")
+    await reply.end(completion_tokens=reply.asked - 1)
+
+
+async def other_prompt(reply: Reply) -> None:
+    await reply.tokens(reply.asked, finish="length")
+    await reply.end(prompt_tokens=reply.prompt_tokens + 1)
+
+
+async def no_ids(reply: Reply) -> None:
+    await reply.tokens(reply.asked, finish="length", ids=False)
+    await reply.end()
+
+
+async def no_json(reply: Reply) -> None:
+    await reply.event("{broken")
+
+
+async def nonsense(reply: Reply) -> None:
+    await reply.event({"choices": [["not", "a", "choice"]]})
+
+
+BAD = {
+    error_in_the_stream: client_request.IN_STREAM,
+    disconnect: client_request.DISCONNECTED,
+    no_done: client_request.DISCONNECTED,
+    silent: client_request.SILENT,
+    too_many: client_request.TOO_MANY,
+    counts_wrong: client_request.COUNT_DIFFERS,
+    other_prompt: client_request.PROMPT_DIFFERS,
+    no_ids: client_request.NO_IDS,
+    no_json: client_request.BROKEN,
+    nonsense: client_request.BROKEN,
+}
+
+
+@pytest.mark.parametrize("behave", BAD, ids=lambda behave: behave.__name__)
+def test_a_bad_answer_is_a_failure_with_its_reason(tmp_path: Path, behave: Any) -> None:
+    with running(Server(behave)) as server:
+        found = streamed(server, load(), tmp_path, silence_s=0.4)
+    assert [(one.reason, one.count) for one in stream.failures(found)] == [(BAD[behave], 1)]
+    assert not found.sound
+    assert stream.rates(found) == {}
+
+
+def test_failures_are_counted_beside_what_was_answered(tmp_path: Path) -> None:
+    behaviours = [good, *BAD]
+
+    async def each_its_own(reply: Reply) -> None:
+        await behaviours[reply.number - 1](reply)
+
+    many = len(behaviours)
+    with running(Server(each_its_own)) as server:
+        found = streamed(server, load(requests=many, concurrency=1), tmp_path, silence_s=0.4)
+    whole = stream.totals(found, tells=False)
+    assert (whole.requests, whole.completed, whole.failed) == (many, 1, many - 1)
+    assert whole.output_tokens == 8, "tokens of failed requests are in no figure"
+    assert sum(one.count for one in stream.failures(found)) == many - 1
+    assert all(trace.stats is None or trace.stats.count in (1, 7) for trace in stream.result_traces(found))
+    assert any("EngineCore died" in note for note in stream.notes(found))
+
+
+@pytest.mark.parametrize("status", [400, 429, 500, 503])
+def test_a_status_is_the_reason(tmp_path: Path, status: int) -> None:
+    with running(RefusingServer(status, "the reason in words")) as server:
+        found = streamed(server, load(requests=2), tmp_path)
+    assert [(one.reason, one.count) for one in stream.failures(found)] == [(f"HTTP {status}", 2)]
+    assert any("the reason in words" in note for note in stream.notes(found))
+
+
+def test_fewer_tokens_than_asked_are_no_failure_but_a_warning(tmp_path: Path) -> None:
+    async def early(reply: Reply) -> None:
+        for left in range(4, -1, -1):
+            await reply.tokens(1, finish=None if left else "stop")
+        await reply.end()
+
+    with running(Server(early)) as server:
+        found = streamed(server, load(requests=2), tmp_path)
+    assert found.sound
+    (warning,) = (note for note in stream.notes(found) if "WARNING" in note)
+    assert "2 of 2 answers have fewer than the 8 tokens" in warning
+    assert "the shortest 5 (2 ended with stop)" in warning
+
+
+def test_hits_that_nobody_wanted_are_warned_of(tmp_path: Path) -> None:
+    with running(Server(in_threes)) as server:
+        found = streamed(server, load(), tmp_path)
+    assert any("WARNING: 16 prompt tokens of 1 requests came out of the prefix cache" in n for n in stream.notes(found))
+    assert stream.cached_prompt(found, tells=True) is True
+
+
+def test_chunks_of_one_read_share_their_arrival() -> None:
+    outcome = Outcome(0.0, chunks=[(0.1, 1), (0.2, 1), (0.2, 1), (0.3, 1)], ended=0.3)
+    found = stream.Streamed(load(output_tokens=4), [[outcome]], [0.3])
+    assert any(note.startswith("1 of 3 chunk intervals are zero") for note in stream.notes(found))
+    assert outcome.tpot_s == pytest.approx(0.2 / 3)
+
+
+def test_an_answer_in_one_chunk_has_no_time_per_token() -> None:
+    outcome = Outcome(0.0, chunks=[(0.1, 8)], ended=0.1)
+    found = stream.Streamed(load(), [[outcome]], [0.1])
+    assert outcome.tpot_s is None
+    assert any("1 answers came in one chunk" in note for note in stream.notes(found))
+    assert {trace.metric: trace.stats for trace in stream.result_traces(found)}["tpot_ms"] is None
+
+
+def test_a_long_first_event_is_read_whole(tmp_path: Path) -> None:
+    async def with_prompt(reply: Reply) -> None:
+        await reply.event({"choices": [{"text": "", "token_ids": [7], "prompt_token_ids": [0] * 262_144}]})
+        await reply.event({"choices": [], "usage": reply.usage(completion_tokens=1)})
+        await reply.event("[DONE]")
+
+    with running(Server(with_prompt)) as server:
+        found = streamed(server, load(input_tokens=262_000, output_tokens=1), tmp_path)
+    assert found.sound, stream.failures(found)
+
+
+def bench(server: Server, *words: str) -> int:
+    return cli.main(["bench", "stream", "--url", server.url, "--input-len", "20", "--output-len", "4", *words])
+
+
+def test_the_command_writes_results_and_reports(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "out"
+    with running(Server(good)) as server:
+        assert bench(server, "--out", str(out), "--concurrency", "1,2", "--top-k", "5", "--quiet", "--json") == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert [one["contract"]["workload"]["concurrency"] for one in printed] == [1, 2]
+    assert sorted(file.name for file in out.iterdir()) == [
+        "report.html",
+        "report.md",
+        "stream-20x4-c1.json",
+        "stream-20x4-c2.json",
+    ]
+    found = results.read(out / "stream-20x4-c2.json")
+    assert found.contract.workload.sampling == {"temperature": 0.0, "ignore_eos": True, "top_k": 5}
+    assert found.totals is not None
+    assert (found.totals.requests, found.totals.failed) == (4, 0)
+    assert found.of("tpot_ms")[0].stats is not None
+
+
+def test_the_command_fails_where_a_request_failed(capsys: pytest.CaptureFixture[str]) -> None:
+    with running(RefusingServer(500)) as server:
+        assert bench(server) == 1
+    assert "NOT SOUND: 2 requests: HTTP 500" in capsys.readouterr().out
+
+
+def one_line(capsys: pytest.CaptureFixture[str]) -> str:
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert shown.err.count("\n") == 1, shown.err
+    return shown.err
+
+
+def test_an_engine_that_is_not_up(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["bench", "stream", "--url", "127.0.0.1:9", "--quiet"]) == 1
+    assert "no engine answers at http://127.0.0.1:9" in one_line(capsys)
+
+
+def test_the_key_is_asked_for_and_not_shown(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with running(Server(good, key=KEY)) as server:
+        assert bench(server, "--quiet") == 2
+        assert "refuses a request without a key (HTTP 401)" in one_line(capsys)
+        monkeypatch.setenv("APPLIANCE_API_KEY", "sk-wrong-9f2c")
+        assert bench(server, "--quiet") == 2
+        told = one_line(capsys)
+        assert "refuses the key that was given" in told
+        assert "9f2c" not in told
+        (tmp_path / "key").write_text(f"{KEY}\n")
+        assert bench(server, "--quiet", "--api-key-file", str(tmp_path / "key")) == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--model", "qwen3.8-27"], f'is not served at .*; did you mean "{MODEL}"'),
+        (["--input-len", "4000", "--output-len", "97"], "4000 input and 97 output tokens are 4097; .* context of 4096"),
+        (["--input-len", "20,4096"], "4096 input and 4 output tokens are 4100"),
+        (["--input-len", "0"], '--input-len is "0"; wanted a whole number from 1 to 262144'),
+        (["--concurrency", "1,x"], '--concurrency is "x"'),
+        (["--extra-body", "{"], "--extra-body is no JSON"),
+        (["--extra-body", '{"stream": false}'], "--extra-body sets stream"),
+        (["--timeout", "-1"], '--timeout is "-1"; wanted seconds'),
+        (["--tokenizer", "/nonexistent"], "no tokenizer.json in it"),
+        (["--endpoint", "chat", "--tokenizer", "/x"], "knows no chat template"),
+        (["--out", "/proc/nowhere"], "--out /proc/nowhere: cannot be written"),
+    ],
+)
+def test_what_cannot_be_meant_is_told_in_one_line(
+    capsys: pytest.CaptureFixture[str], words: list[str], told: str
+) -> None:
+    with running(Server(good)) as server:
+        assert bench(server, "--quiet", *words) == 2
+    found = one_line(capsys)
+    assert re.search(told, found), found
+
+
+def test_what_is_no_openai_api_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    class Other(Server):
+        async def _models(self, _: web.Request) -> web.Response:
+            return web.Response(text="<html>hello</html>")
+
+    with running(Other(good)) as server:
+        assert bench(server, "--quiet") == 1
+    assert "wanted an engine's answer in JSON" in one_line(capsys)
+
+
+def test_a_result_that_cannot_be_written_is_not_lost(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(self: results.Result, path: Path) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(results.Result, "write", full)
+    with running(Server(good)) as server:
+        assert bench(server, "--quiet", "--out", str(tmp_path / "out")) == 1
+    shown = capsys.readouterr()
+    assert "No space left on device" in shown.err
+    assert json.loads(shown.out)["kind"] == "stream"
+
+
+def test_progress_tells_the_time_that_is_left() -> None:
+    lines: list[str] = []
+    now = 0.0
+    with Lines(lines.append, lambda: now).bar("work", 100) as bar:
+        for done in (10, 40, 30, 100):
+            now += 10
+            bar.reach(done)
+    assert lines == [
+        "work: started",
+        "work: 10 %, 90 s left",
+        "work: 40 %, 30 s left",
+        "work: 40 %, 45 s left",
+        "work: 100 %, 0 s left",
+        "work: ended after 40 s",
+    ]
