@@ -78,6 +78,8 @@ class CompileCache:
         self._inherited = False
         """Whether the engine loads what an earlier session compiled."""
         self._sealing: _Sealing | None = None
+        self._served = False
+        """Whether the engine that was started last became ready."""
         self.record: dict[str, Any] = {}
 
     def open(self, seen: Callable[[int], None] = lambda _: None) -> None:
@@ -175,6 +177,7 @@ class CompileCache:
     def began(self) -> None:
         """An engine starts on it."""
         self.poll()
+        self._served = False
         self._note(tokens_match=None)
 
     def judged(self, answer: Tokens) -> str | None:
@@ -193,6 +196,7 @@ class CompileCache:
 
     def became_ready(self, tokens: list[int] | None) -> None:
         """Seal, in the background: the engine serves."""
+        self._served = True
         if self._lease is not None and self._sealing is None:
             self._sealing = _Sealing(self._lease, tokens)
 
@@ -215,8 +219,7 @@ class CompileCache:
         Returns whether another start is owed, because this one loaded what an earlier session compiled, and that is
         gone now: at once when `reason` sounds like a broken artefact, else at the second time. Once in a session.
         """
-        self.poll(SEAL_SECONDS)
-        lease = self._lease
+        lease = self._settled()
         if lease is None:
             return False
         if self._inherited and (_FAULT.search(reason) or str(lease.folder) in reason):
@@ -230,8 +233,7 @@ class CompileCache:
 
     def drop(self, reason: str) -> bool:
         """Throw away what was compiled; no process of the engine lives. Returns as `died` does."""
-        self.poll(SEAL_SECONDS)
-        lease = self._lease
+        lease = self._settled()
         if lease is None:
             return False
         try:
@@ -242,6 +244,11 @@ class CompileCache:
             self._note(reason=reason)
             return owed
         return self._emptied(lease)
+
+    def _settled(self) -> Lease | None:
+        """Return the lease once nothing is sealed any more, None where that takes too long."""
+        self.poll(SEAL_SECONDS)
+        return self._lease if self._sealing is None else None
 
     def _emptied(self, lease: Lease) -> bool:
         self._note(state=lease.state, reason=lease.reason, detail=lease.detail, rebuilt=True, sealed=False)
@@ -256,14 +263,15 @@ class CompileCache:
         return owed
 
     def close(self, *, clean: bool) -> None:
-        """Let go; `clean` after an engine that served until it was asked to stop: what it added is sealed too."""
-        self.poll(SEAL_SECONDS)
-        if self._lease is not None and self._sealing is None:
-            if clean:
-                self.became_ready(None)
-                self.poll(SEAL_SECONDS)
-            if self._sealing is None:
-                self._lease.close()
+        """Let go. After a `clean` end, which was asked for, what an engine that served has added is sealed too."""
+        if clean and self._served and self._settled() is not None:
+            self.became_ready(None)
+        if (lease := self._settled()) is not None:
+            lease.close()
+        self.leave()
+
+    def leave(self) -> None:
+        """Remove what lasts no longer than the session."""
         if self._temporary is not None:
             shutil.rmtree(self._temporary, ignore_errors=True)
 

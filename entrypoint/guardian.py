@@ -65,16 +65,19 @@ class Guardian:
         except Stopping:
             ending = Ending("stopped as asked", 0)
         self._gpus.stop()
-        self.cache.close(clean=ending.status == 0 and not self._failures)
         self.phase.enter("dead", ending.reason)
-        reason = self._redactor.text(ending.reason)
-        # Where the ender has written already, the guardian ends only because the whole does.
-        with suppress(OSError):
-            if rundir.read(self.run_dir, rundir.EXIT) is not None:
-                return ending.status
-            record = {"status": ending.status, "reason": reason, "program": "engine", "at": rundir.clock()}
-            rundir.write(self.run_dir, rundir.EXIT, record)
+        self._leave_word(ending)
+        # Last: it may take seconds, and supervisord waits for no more than it was told.
+        self.cache.close(clean=ending.status == 0)
         return ending.status
+
+    def _leave_word(self, ending: Ending) -> None:
+        # Where the ender has written already, the guardian ends only because the whole does.
+        if rundir.read(self.run_dir, rundir.EXIT) is None:
+            reason = self._redactor.text(ending.reason)
+            record = {"status": ending.status, "reason": reason, "program": "engine", "at": rundir.clock()}
+            with suppress(OSError):
+                rundir.write(self.run_dir, rundir.EXIT, record)
 
     def _keep(self) -> Ending:
         while True:
@@ -163,6 +166,7 @@ class Guardian:
         self.cache.poll()
         if os.getppid() != self._parent:
             processes.kill_descendants()
+            self.cache.leave()
             os._exit(1)
 
     def check_asked(self) -> None:

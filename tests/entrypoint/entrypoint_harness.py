@@ -41,6 +41,8 @@ class Started:
         self.output = (folder / "output").open("w+b")
         self._file = folder / "output"
         options = {"stdout": self.output, "stderr": self.output} | options
+        # A killed guardian leaves its temporary folder.
+        environment = environment | {"TMPDIR": str(folder)}
         self.process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, **options)
 
     @property
