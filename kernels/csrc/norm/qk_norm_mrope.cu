@@ -53,14 +53,13 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     const int low_at = lane * 8 + (turns ? 0 : ROTARY / 2);
     const int apart = turns ? ROTARY / 2 : (HEAD - ROTARY) / 2;
 
-    // Head and weights are asked for before the table is, whose rows wait for the positions. Both weights: choosing one
-    // by address puts the choice in front of the load.
-    const unsigned short* const from =
-        low_at + (query ? q + token * q_token + head * q_head : k + token * k_token + (head - q_heads) * k_head);
+    // Head and weights are asked for before the table is, whose rows wait for the positions. Both weights, of which one is
+    // chosen when the table is here: an earlier choice waits for them.
+    const long long at = static_cast<long long>(query ? head : head - q_heads) * (query ? q_head : k_head);
+    const unsigned short* const from = (query ? q + token * q_token : k + token * k_token) + low_at + at;
     const Packed<8> low = {load_16_here(from)}, high = {load_16_here(from + apart)};
-    Packed<8> low_weight = {load_16_here(q_weight + low_at)}, high_weight = {load_16_here(q_weight + low_at + apart)};
+    const Packed<8> q_low = {load_16_here(q_weight + low_at)}, q_high = {load_16_here(q_weight + low_at + apart)};
     const Packed<8> k_low = {load_16_here(k_weight + low_at)}, k_high = {load_16_here(k_weight + low_at + apart)};
-    if (!query) low_weight = k_low, high_weight = k_high;
     // Holds the loads above it where they are: the assembler moves none across, and would wait for the positions first.
     __syncwarp();
     float cosines[OWN], sines[OWN];
@@ -76,21 +75,28 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         sines[o] = half_to_float(load_2(row + ROTARY / 2));
     }
 
-    // Gain and turn are one factor for an element itself and one for its partner. They make the way from the table to the
-    // result the longest one, which the assembler starts first: else the table waits for the head's sum.
-    const Vector<8> low_gain = unpack<8>(low_weight), high_gain = unpack<8>(high_weight);
-    Vector<8> low_own, low_partner, high_own, high_partner;
+    Vector<8> cosine, sine;
 #pragma unroll
     for (int e = 0; e < 8; ++e) {
         const int owner = lane * (8 / OWN) + e / OWN;
         const float shared_cosine = __shfl_sync(0xFFFFFFFFu, cosines[e % OWN], owner, LANES);
         const float shared_sine = __shfl_sync(0xFFFFFFFFu, sines[e % OWN], owner, LANES);
-        const float cosine = turns ? shared_cosine : 1.0f;
-        const float sine = turns ? shared_sine : 0.0f;
-        low_own.at[e] = (1.0f + low_gain.at[e]) * cosine;
-        low_partner.at[e] = -((1.0f + high_gain.at[e]) * sine);
-        high_own.at[e] = (1.0f + high_gain.at[e]) * cosine;
-        high_partner.at[e] = (1.0f + low_gain.at[e]) * sine;
+        cosine.at[e] = turns ? shared_cosine : 1.0f;
+        sine.at[e] = turns ? shared_sine : 0.0f;
+    }
+
+    // Gain and turn are one factor for an element itself and one for its partner. They make the way from the table to the
+    // result the longest one, which the assembler starts first: else the table waits for the head's sum.
+    Packed<8> low_weight = q_low, high_weight = q_high;
+    if (!query) low_weight = k_low, high_weight = k_high;
+    const Vector<8> low_gain = unpack<8>(low_weight), high_gain = unpack<8>(high_weight);
+    Vector<8> low_own, low_partner, high_own, high_partner;
+#pragma unroll
+    for (int e = 0; e < 8; ++e) {
+        low_own.at[e] = (1.0f + low_gain.at[e]) * cosine.at[e];
+        low_partner.at[e] = -((1.0f + high_gain.at[e]) * sine.at[e]);
+        high_own.at[e] = (1.0f + high_gain.at[e]) * cosine.at[e];
+        high_partner.at[e] = (1.0f + low_gain.at[e]) * sine.at[e];
     }
     const Vector<8> a = unpack<8>(low), b = unpack<8>(high);
     float squares = 0.0f;
