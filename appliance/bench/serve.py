@@ -157,7 +157,7 @@ def _follow(child: subprocess.Popen[bytes], bar: Bar, silence_s: float) -> bytes
 def _why(said: bytes, status: int) -> str:
     lines = [line.strip() for line in said.decode(errors="replace").replace("\r", "\n").splitlines() if line.strip()]
     last = lines[-1] if lines else "it said nothing"
-    if re.search(r"No module named '?vllm", last):
+    if re.search(r"No module named '?vllm['.]", last):
         return (
             "vLLM is not installed here, and with it its benchmark; run this in the engine's environment or container"
         )
