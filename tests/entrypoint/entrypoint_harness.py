@@ -86,16 +86,28 @@ class Started:
 
 
 class Guarded(Started):
-    """A guardian over the fake engine, with budgets of seconds."""
+    """A guardian over the fake engine, with budgets of seconds.
 
-    def __init__(self, folder: Path, mode: str, command: list[str] | None = None, **changes: Any) -> None:
+    `tmpfs` are words before a shell command that may mount one: the run directory is then on half a megabyte.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        mode: str,
+        command: list[str] | None = None,
+        tmpfs: list[str] | None = None,
+        **changes: Any,
+    ) -> None:
         self.port = free_port()
         health = {"start": 20, "progress": 15, "stall_grace": 30, "drain": 6}
         settings = {"host": "127.0.0.1", "port": self.port, "on_engine_exit": "restart", "max_restarts": 1}
         health |= {name: value for name, value in changes.items() if name in health}
         settings["cache_dir"] = str(folder / "cache")
         settings |= {name: value for name, value in changes.items() if name in settings}
-        environment = {"APPLIANCE_RUN_DIR": str(folder), **changes.get("environment", {})}
+        inside = folder / "run" if tmpfs else folder
+        inside.mkdir(exist_ok=True)
+        environment = {"APPLIANCE_RUN_DIR": str(inside), **changes.get("environment", {})}
         (folder / "model").mkdir(exist_ok=True)
         (folder / "model" / "config.json").write_text("{}")
         plan = {
@@ -115,12 +127,15 @@ class Guarded(Started):
         }
         rundir.clear(folder)
         rundir.write(folder, rundir.PLAN, plan)
-        super().__init__(
-            folder,
-            folder,
-            [sys.executable, "-P", "-m", "entrypoint.guardian"],
-            {**os.environ, "APPLIANCE_RUN_DIR": str(folder), "VLLM_API_KEY": KEY},
-        )
+        guardian = [sys.executable, "-P", "-m", "entrypoint.guardian"]
+        if tmpfs:
+            mounts = 'mount -t tmpfs -o size=512k none "$1/run" && cp "$1/plan.json" "$1/run" && shift && exec "$@"'
+            guardian = [*tmpfs, "sh", "-c", mounts, "sh", str(folder), *guardian]
+        variables = {**os.environ, "APPLIANCE_RUN_DIR": str(inside), "VLLM_API_KEY": KEY}
+        super().__init__(folder, inside, guardian, variables)
+        if tmpfs:
+            # Nobody but the guardian's own namespace has it mounted.
+            self.run_dir = Path(f"/proc/{self.process.pid}/root{inside}")
 
     def post(self, seconds: float) -> bytes:
         steps = int(seconds * 4)

@@ -12,6 +12,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import psutil
@@ -246,12 +247,42 @@ def test_a_guardian_without_a_plan_says_so_in_one_line(tmp_path: Path) -> None:
     )
 
 
-def test_a_full_disk_fails_the_probes_and_not_the_engine(start: Callable[..., Run]) -> None:
+def test_a_phase_that_cannot_be_written_fails_the_probes_and_not_the_engine(start: Callable[..., Run]) -> None:
     run = start("normal")
     record = run.until("ready")
-    # A folder of that name cannot be replaced by a file: every later write fails, as on a full disk.
+    # A folder of that name cannot be replaced by a file.
     (run.run_dir / rundir.PHASE).rename(run.run_dir / "old")
     (run.run_dir / rundir.PHASE).mkdir()
     run.wait(lambda: "phase.json cannot be written, so the probes fail" in run.log)
     assert psutil.pid_exists(record["pid"])
     assert json.loads((run.run_dir / "old").read_text())["phase"] == "ready"
+
+
+def test_on_a_full_run_directory_the_probes_go_on(start: Callable[..., Run]) -> None:
+    words = next((words for words in (["unshare", "-m"], ["unshare", "-rm"]) if may_mount(words)), None)
+    if words is None:
+        pytest.skip("this machine lets nobody mount a tmpfs, not even in a namespace of its own")
+    run = start("normal", tmpfs=words)
+    run.until("ready")
+    run.wait(lambda: run.cache["sealed"])
+    with suppress(OSError), (run.run_dir / "filler").open("wb", buffering=0) as filler:
+        while filler.write(b"x" * 4096):
+            pass
+    with pytest.raises(OSError, match="No space left"):
+        (run.run_dir / "more").write_bytes(b"x")
+    full = rundir.clock()
+    run.wait(lambda: run.phase["at"] > full + 1)
+    assert judge.report(run.run_dir).live_ok
+    run.process.terminate()
+    seen: set[str] = set()
+    while run.process.poll() is None:
+        seen.add(run.phase.get("phase", ""))
+        time.sleep(0.02)
+    assert run.process.returncode == 0
+    assert "draining" in seen, "a phase changes on a full disk too"
+    assert "cannot be written" not in run.log
+
+
+def may_mount(words: list[str]) -> bool:
+    command = [*words, "sh", "-c", "mount -t tmpfs -o size=64k none /mnt"]
+    return subprocess.run(command, capture_output=True, check=False).returncode == 0
