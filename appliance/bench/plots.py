@@ -22,6 +22,9 @@ STYLES = ("-", "--", "-.", ":")
 
 BINS = 60
 
+LEAST = 0.1
+"""Milliseconds; nothing shorter is told apart on a logarithmic axis."""
+
 
 def steps(result: Result, number: int = 1) -> str | None:
     """The distribution of the decode steps of a page's result `number`, a line for each repeat."""
@@ -77,7 +80,7 @@ def throughput(results: Sequence[Result], along: str) -> str | None:
         ticks = sorted({x for points in lines.values() for x in points})
         axes.set_xticks(ticks, [str(tick) for tick in ticks])
         axes.minorticks_off()
-        axes.set_ylim(bottom=0)
+        axes.set_ylim(0, 1.1 * max(rate for points in lines.values() for rate in points.values()))
         axes.set_xlabel(what)
         axes.set_ylabel("output tokens/s")
         axes.legend(frameon=False, fontsize=8)
@@ -93,17 +96,20 @@ def rooflines(model: Mapping[str, Any]) -> str | None:
     most = max(row["m"] for row in rows)
     rows = sorted((row for row in rows if row["m"] == most), key=lambda row: -row["us"] * row["launches_a_step"])
 
+    times = [row["us"] * row["launches_a_step"] / 1000 for row in rows]
+    floors = [row["roofline_us"] * row["launches_a_step"] / 1000 for row in rows]
+
     def draw(axes: Any) -> None:  # noqa: ANN401
         places = range(len(rows))
-        axes.barh(places, [row["us"] for row in rows], height=0.72, color="#c9dde6", label="predicted time")
-        axes.barh(places, [row["roofline_us"] for row in rows], height=0.36, color=COLOURS[0], label="predicted floor")
+        axes.barh(places, times, height=0.72, color="#c9dde6", label="predicted time")
+        axes.barh(places, floors, height=0.36, color=COLOURS[0], label="predicted floor")
         for place, row in zip(places, rows, strict=True):
             text = f" {row['roofline_us'] / row['us']:.0%} of the roofline, bound: {row['bound']}"
-            axes.text(row["us"], place, text, va="center", fontsize=7, color="#333333")
+            axes.text(times[place], place, text, va="center", fontsize=7, color="#333333")
         axes.set_yticks(places, [f"{row['part']} ×{row['launches_a_step']}" for row in rows], fontsize=7)
         axes.invert_yaxis()
-        axes.set_xlim(right=1.6 * max(row["us"] for row in rows))
-        axes.set_xlabel(f"µs a launch on a V100, predicted, {most} rows")
+        axes.set_xlim(right=1.6 * max(times))
+        axes.set_xlabel(f"ms in a decode step of {most} rows on a V100, predicted")
         axes.legend(frameon=False, fontsize=8, loc="lower right")
 
     return svg("roofline", "Predicted roofline of each kernel", draw, height=max(HEIGHT, 0.24 * len(rows) + 1))
@@ -127,7 +133,9 @@ def _histogram(
 
     def draw(axes: Any) -> None:  # noqa: ANN401
         for place, trace in enumerate(traces):
-            axes.hist(trace.samples, bins=edges, histtype="step", label=_label(trace), **_look(place))
+            # What came in one read lies at zero, below any logarithm: it goes into the first bin.
+            shown = [max(sample, edges[0]) for sample in trace.samples]
+            axes.hist(shown, bins=edges, histtype="step", label=_label(trace), **_look(place))
         if logarithmic:
             axes.set_xscale("log")
             axes.set_yscale("symlog", linthresh=1)
@@ -152,11 +160,10 @@ def _look(number: int) -> dict[str, Any]:
 def _edges(samples: Sequence[float], *, logarithmic: bool) -> list[float]:
     least, most = min(samples), max(samples)
     if logarithmic:
-        least = max(least, 0.1)
+        least = max(least, LEAST)
         most = max(most, least * 1.1)
         step = math.log(most / least) / BINS
-        # What came in one read lies at zero, below any logarithm: it goes into the first bin.
-        return [0.0, *(least * math.exp(step * number) for number in range(1, BINS)), most]
+        return [least, *(least * math.exp(step * number) for number in range(1, BINS)), most]
     if most <= least:
         return [least - 0.5, least + 0.5]
     return [least + (most - least) * number / BINS for number in range(BINS + 1)]

@@ -10,7 +10,7 @@ from appliance.bench.result import pooled
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from appliance.bench.result import Environment, Metric, Rate, Result, Stats, Trace
+    from appliance.bench.result import Counted, Environment, Metric, Rate, Result, Stats, Trace
 
 METRICS: dict[Metric, str] = {
     "decode_step_ms": "stable decode step, ms",
@@ -74,8 +74,13 @@ def banner(result: Result) -> str | None:
     if result.screen:
         found.append(f"SCREEN, no acceptance run: {result.screen}.")
     if result.failures:
-        found.append(f"NOT SOUND: {'; '.join(f'{one.count} {one.unit}: {one.reason}' for one in result.failures)}.")
+        found.append(f"NOT SOUND: {'; '.join(f'{number(one)}: {one.reason}' for one in result.failures)}.")
     return " ".join(found) or None
+
+
+def number(counted: Counted) -> str:
+    """`1 request`, `3 requests`."""
+    return f"{counted.count} {counted.unit.removesuffix('s') if counted.count == 1 else counted.unit}"
 
 
 def _figures(traces: Sequence[Trace]) -> Table:
@@ -119,8 +124,8 @@ def _rates(result: Result) -> Table | None:
     return Table(("", ""), tuple(rows), figures=True) if rows else None
 
 
-def _counted(counted: Iterable[Any]) -> Table:
-    return Table(("", "count"), tuple((one.reason, f"{one.count} {one.unit}") for one in counted), figures=True)
+def _counted(counted: Iterable[Counted]) -> Table:
+    return Table(("", "count"), tuple((one.reason, number(one)) for one in counted), figures=True)
 
 
 def _contract(result: Result) -> Table:

@@ -27,7 +27,7 @@ table { border-collapse: collapse; margin: .4rem 0 1rem; font-variant-numeric: t
 .wide { overflow-x: auto; }
 th, td { border-bottom: 1px solid var(--line); padding: .25rem .7rem .25rem 0; text-align: left; vertical-align: top;
   overflow-wrap: anywhere; }
-.figures td + td, .figures th + th { text-align: right; white-space: nowrap; }
+.figures td, .figures th + th { text-align: right; white-space: nowrap; }
 .banner { border: 2px solid var(--alarm); color: var(--alarm); padding: .6rem .9rem; font-weight: 600; }
 figure { margin: 1rem 0; background: #ffffff; border: 1px solid var(--line); }
 figure svg { display: block; width: 100%; height: auto; }

@@ -249,7 +249,7 @@ def test_the_whole_contract_is_no_screen(bench: Any, child: Any, capsys: pytest.
 def test_a_wrong_count_fails_the_command(bench: Any, child: Any, capsys: pytest.CaptureFixture[str]) -> None:
     child(GOOD.replace("[out] * n", "[out - 1] + [out] * (n - 1)"))
     assert bench("--screen") == 1
-    assert f"NOT SOUND: 1 requests: {serve.WRONG_OUTPUT}" in capsys.readouterr().out
+    assert f"NOT SOUND: 1 request: {serve.WRONG_OUTPUT}" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
