@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 
 class Problem(BaseModel):
@@ -232,14 +232,22 @@ class Cache(BaseModel):
     job: CacheJob | None = Field(description="The job that is under way, else the last one.")
 
 
+def _whole(value: object) -> object:
+    """To JSON Schema 56.0 is an integer; to pydantic, when strict, it is none."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+Whole = Annotated[int, Field(ge=0, le=10**15), BeforeValidator(_whole)]
+
+
 class Prune(BaseModel):
     """What to remove. Never a generation in use, nor that of the running engine."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", strict=True)
 
-    max_age_s: int | None = Field(default=None, ge=0, le=10**12, description="Remove what was not used for so long.")
-    max_bytes: int | None = Field(
-        default=None, ge=0, le=10**18, description="Then remove the least recently used until so much is left."
+    max_age_s: Whole | None = Field(default=None, description="Remove what was not used for so long.")
+    max_bytes: Whole | None = Field(
+        default=None, description="Then remove the least recently used until so much is left."
     )
     dry_run: bool = Field(default=False, description="Only tell what would be removed.")
 
@@ -250,7 +258,7 @@ Key = Annotated[str, Field(pattern="^[0-9a-f]{32}$", description="A generation's
 class Verify(BaseModel):
     """What to verify."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", strict=True)
 
     key: Key | None = Field(default=None, description="Null: every sealed generation.")
 
@@ -258,7 +266,7 @@ class Verify(BaseModel):
 class Seal(BaseModel):
     """What to seal."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", strict=True)
 
     key: Key
 

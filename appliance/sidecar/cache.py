@@ -12,6 +12,7 @@ from fastapi import APIRouter, Body, Depends, Response
 from fastapi.responses import JSONResponse
 from fastapi.security import HTTPBearer
 from pydantic import ValidationError
+from starlette.convertors import StringConvertor, register_url_convertor
 
 from appliance.errors import CheckError
 from appliance.sidecar import answers
@@ -31,6 +32,7 @@ AT_ONCE_S = 2.0
 
 WRITING: dict[int | str, dict[str, Any]] = UNAVAILABLE | {
     202: {"model": answers.CacheJob, "description": "Under way; GET /v1/cache tells its progress."},
+    400: {"model": answers.Problem, "description": "The body is no text."},
     401: {"model": answers.Problem, "description": "The sidecar's token is missing or wrong."},
     403: {"model": answers.Problem, "description": "The sidecar has no token, or another site's page asks."},
     404: {"model": answers.Problem, "description": "There is no such generation."},
@@ -42,6 +44,15 @@ WRITING: dict[int | str, dict[str, Any]] = UNAVAILABLE | {
 
 BEARER = HTTPBearer(auto_error=False, scheme_name="token", description="The sidecar's token, APPLIANCE_SIDECAR_TOKEN.")
 """Only for the description: appliance.sidecar.guard has asked for it before."""
+
+
+class _KeyConvertor(StringConvertor):
+    """A part of a path that is a key; anything else is another path."""
+
+    regex = "[0-9a-f]{32}"
+
+
+register_url_convertor("generation", _KeyConvertor())
 
 
 class NoSuchGeneration(Exception):  # noqa: N818 - answered with 404, not an error of the sidecar
@@ -89,7 +100,9 @@ def _writing(state: CacheState, jobs: Jobs) -> APIRouter:
         _idle(_found(await asyncio.to_thread(state.fresh), asked.key))
         return await _answered(state, jobs, "seal", asked.key, _seal(state.store(), asked.key))
 
-    @routes.delete("/{key}", summary="Remove a generation that no engine uses", response_model=answers.CacheJob)
+    @routes.delete(
+        "/{key:generation}", summary="Remove a generation that no engine uses", response_model=answers.CacheJob
+    )
     async def cache_remove(key: answers.Key) -> Response:
         """It is compiled anew when a start needs it."""
         look = await asyncio.to_thread(state.fresh)

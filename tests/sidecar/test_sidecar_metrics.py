@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
+from appliance.cache.store import Store
 from appliance.health import rundir
 from appliance.sidecar.metrics import PHASES, Facts
 from appliance.sidecar.options import Options
@@ -169,6 +171,67 @@ def test_each_route_is_in_exactly_one_state(scrape: Callable[[], Samples], put: 
         "appliance_route_state{all_reduce,disabled}": 0,
         "appliance_route_state{all_reduce,not_applicable}": 0,
     }
+
+
+def test_a_route_that_is_off_has_its_reason(scrape: Callable[[], Samples], put: Put) -> None:
+    routes = {
+        "gdn_decode": {"state": "disabled", "reason": "selftest_failed:gdn_decode"},
+        "silu_mul": {"state": "disabled", "reason": "x" * 10_000},
+        "all_reduce": {"state": "enabled", "reason": None},
+    }
+    put(acceleration={"routes": routes})
+    found = {key for key in scrape() if key.startswith("appliance_route_reason")}
+    assert found == {
+        "appliance_route_reason{selftest_failed:gdn_decode,gdn_decode}",
+        f"appliance_route_reason{{{'x' * 120},silu_mul}}",
+    }
+
+
+def test_names_that_are_no_routes_make_no_series(scrape: Callable[[], Samples], put: Put) -> None:
+    put(acceleration={"routes": {f"made_up_{n}": {"state": "disabled", "reason": "r"} for n in range(1000)}})
+    assert not [key for key in scrape() if "made_up" in key]
+
+
+KEY = "0" * 32
+
+
+def test_the_cache_is_counted_by_state(run_dir: Path, put: Put) -> None:
+    put()
+    services = Services(Options(run_dir, cache_dir=run_dir / "cache"))
+    assert "appliance_cache" not in generate_latest(Facts(services)).decode()
+    with Store(run_dir / "cache").open(KEY, {}) as lease:
+        (lease.folder / "inductor" / "a.so").write_bytes(b"x" * 5000)
+        services.cache.look()
+        text = generate_latest(Facts(services)).decode()
+    assert 'appliance_cache_generations{state="building"} 1.0' in text
+    assert 'appliance_cache_generations{state="sealed"} 0.0' in text
+    assert "appliance_cache_generations_in_use 1.0" in text
+    size = re.search(r'appliance_cache_bytes\{state="building"\} (\S+)', text)
+    assert size
+    assert float(size[1]) >= 5000
+    assert re.search(r"appliance_cache_disk_free_bytes [1-9]", text)
+    assert KEY not in text
+
+
+@pytest.mark.parametrize(
+    ("record", "state"),
+    [
+        ({"enabled": True, "state": "warm", "sealed": True, "tokens_match": True}, "warm"),
+        ({"enabled": True, "state": "cold", "sealed": False, "tokens_match": None}, "cold"),
+        ({"enabled": False, "state": None, "reason": "user_override"}, "disabled"),
+        ({"enabled": True, "state": "odd"}, None),
+        ({}, "disabled"),
+    ],
+)
+def test_how_the_start_found_the_cache(
+    record: dict[str, Any], state: str | None, scrape: Callable[[], Samples], put: Put, run_dir: Path
+) -> None:
+    put()
+    rundir.write(run_dir, rundir.CACHE, record)
+    found = {key: value for key, value in scrape().items() if key.startswith("appliance_cache")}
+    states = [key for key, value in found.items() if key.startswith("appliance_cache_start{") and value == 1]
+    assert states == ([] if state is None else [f"appliance_cache_start{{{state}}}"])
+    assert ("appliance_cache_tokens_match" in found) is (record.get("tokens_match") is not None)
 
 
 def test_the_build_is_labels(get: Get, put: Put) -> None:
