@@ -99,6 +99,11 @@ def url(listener: socket.socket) -> str:
 
 def serve(app: FastAPI, listener: socket.socket) -> None:
     """Answer on `listener` until SIGTERM or SIGINT, then let the answers in work finish."""
+    prepared(app).run(sockets=[listener])
+
+
+def prepared(app: FastAPI) -> uvicorn.Server:
+    """Return the server of `app`, not yet running."""
     config = uvicorn.Config(
         app,
         http=_BoundedProtocol,
@@ -111,4 +116,4 @@ def serve(app: FastAPI, listener: socket.socket) -> None:
         h11_max_incomplete_event_size=HEAD_BYTES,
         timeout_graceful_shutdown=DRAIN_S,
     )
-    uvicorn.Server(config).run(sockets=[listener])
+    return uvicorn.Server(config)
