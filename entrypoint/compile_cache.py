@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 SWITCH = "VLLM_DISABLE_COMPILE_CACHE"
 
 NO_KEY = "no_key"
+FAILED = "failed"
 UNFIT = "rebuilt_too_often"
 ENGINE_DIED = "engine_died"
 
@@ -42,11 +43,11 @@ loaded would cost two starts instead of one for ever."""
 SEAL_SECONDS = 5.0
 """How long the end of a session waits for a seal: supervisord gives the whole a bounded time."""
 
-# What an engine says that trips over an artefact: loaders of shared objects and cubins, unpicklers, vLLM, inductor.
+# What an engine says that trips over an artefact: loaders of shared objects and cubins, unpicklers, vLLM.
 _FAULT = re.compile(
-    r"torch_compile_cache|torch_aot_compile|compile cache|inductor|triton|invalid ELF header|file too short"
+    r"torch_compile_cache|torch_aot_compile|compile cache|torchinductor|invalid ELF header|file too short"
     r"|undefined symbol|pickle data was truncated|UnpicklingError|Ran out of input|kernel image is invalid"
-    r"|CUDA_ERROR_INVALID_IMAGE|device kernel image|SIGBUS|SIGILL",
+    r"|CUDA_ERROR_INVALID_IMAGE|SIGBUS|SIGILL|SIGSEGV",
     re.IGNORECASE,
 )
 
@@ -76,7 +77,7 @@ class CompileCache:
         self._lease: Lease | None = None
         self._temporary: Path | None = None
         self._inherited = False
-        """Whether the engine loads what an earlier session compiled."""
+        """Whether the engine loads what an earlier start compiled."""
         self._sealing: _Sealing | None = None
         self._served = False
         """Whether the engine that was started last became ready."""
@@ -104,11 +105,11 @@ class CompileCache:
         except UnusableError as error:
             self._off(error.reason, str(error), key, parts)
         except (ApplianceError, OSError) as error:
-            self._off(NO_KEY, str(error), key, parts)
+            self._off(FAILED if key else NO_KEY, str(error), key, parts)
         else:
             if lease.state == "warm" and lease.drops >= DROPS:
                 lease.close()
-                text = f"it was dropped {lease.drops} times in a row; `appliance cache prune` removes it for a new try"
+                text = f"it was dropped {lease.drops} times in a row; `appliance cache remove` lets it be tried anew"
                 self._off(UNFIT, text, key, parts)
             else:
                 self._take(lease)
@@ -196,7 +197,7 @@ class CompileCache:
 
     def became_ready(self, tokens: list[int] | None) -> None:
         """Seal, in the background: the engine serves."""
-        self._served = True
+        self._served = self._inherited = True
         if self._lease is not None and self._sealing is None:
             self._sealing = _Sealing(self._lease, tokens)
 
@@ -216,8 +217,8 @@ class CompileCache:
     def died(self, reason: str) -> bool:
         """Count an engine that ended before it was ready; no process of it lives.
 
-        Returns whether another start is owed, because this one loaded what an earlier session compiled, and that is
-        gone now: at once when `reason` sounds like a broken artefact, else at the second time. Once in a session.
+        Returns whether another start is owed, because this one loaded what an earlier one compiled, and that is gone
+        now: at once when `reason` sounds like a broken artefact, else at the second time. Once until it is ready again.
         """
         lease = self._settled()
         if lease is None:

@@ -72,6 +72,14 @@ def _children() -> list[int]:
     return [one.pid for one in psutil.Process().children()]
 
 
+def kill_orphans(spare: int) -> None:
+    """SIGKILL every child but `spare`: a process that has one only gets others when their own parent died.
+
+    Resource trackers are left to end by themselves, as in `kill_descendants`.
+    """
+    kill([one for one in psutil.Process().children() if one.pid != spare and not _tracks_resources(one)])
+
+
 def kill(processes: list[psutil.Process]) -> None:
     """SIGKILL each. A process whose PID was given to another since is left alone."""
     for one in processes:

@@ -120,6 +120,8 @@ class Session:
         while (code := self._supervisord.poll()) is None:
             if (self._run_dir / rundir.EXIT).exists():
                 self._limit()
+                # What a killed guardian leaves uses a generation of the compile cache that nobody holds any more.
+                processes.kill_orphans(spare=self._supervisord.pid)
             if time.monotonic() > self._deadline:
                 return None
             processes.reap(spare=self._supervisord.pid)

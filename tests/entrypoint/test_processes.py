@@ -46,6 +46,23 @@ def test_a_tethered_command_dies_with_its_parent() -> None:
     assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
 
 
+def test_orphans_alone_are_killed_where_a_child_lives_on() -> None:
+    script = """
+import subprocess, sys, time
+from entrypoint import processes
+processes.adopt_orphans()
+child = subprocess.Popen(["sh", "-c", "sleep 600 & (sleep 600 &) ; wait"])
+deadline = time.monotonic() + 10
+while len(processes.tree()) < 3 and time.monotonic() < deadline: time.sleep(0.02)
+processes.kill_orphans(spare=child.pid)
+while len(processes.tree()) > 2 and time.monotonic() < deadline: time.sleep(0.02)
+print([one.ppid() == child.pid for one in processes.tree() if one.pid != child.pid], child.poll())
+processes.kill_descendants()
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "[True] None\n"
+
+
 def test_orphans_are_adopted_killed_and_reaped() -> None:
     script = """
 import subprocess, sys, time
