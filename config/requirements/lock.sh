@@ -15,7 +15,25 @@ lock() { # NAME EXTRA...
   echo "config/requirements/$name.txt: $(grep -c '==' "config/requirements/$name.txt") packages"
 }
 
+# names FILE: the packages of a locked file, in order.
+names() { sed -nE 's/^([a-z0-9-]+)==.*/\1/p' "$1" | sort; }
+
+# What only the extra `dev` brings: images leave it out (`uv --excludes`).
+spare() {
+  local runtime engine
+  runtime=$(mktemp)
+  for engine in portable v100; do
+    "$uv" pip compile pyproject.toml --extra "engine-$engine" --extra sidecar --extra bench -q --no-header --no-annotate \
+      --override config/requirements/overrides.txt -c "config/requirements/$engine.txt" --python-version 3.11 \
+      --python-platform x86_64-manylinux_2_28 --no-emit-index-url -o "$runtime"
+    comm -23 <(names "config/requirements/$engine.txt") <(names "$runtime")
+  done | sort | uniq -d
+  rm -f "$runtime"
+}
+
 lock portable engine-portable sidecar bench dev
 lock v100 engine-v100 sidecar bench dev
 lock sidecar sidecar
 echo 'uv==0.13.9' | "$uv" pip compile - "${options[@]}" -o config/requirements/bootstrap.txt
+{ echo '# What the locks hold for tests and checks alone, and no image needs. Written by config/requirements/lock.sh.'; spare; } \
+  > config/image/not-in-images.txt
