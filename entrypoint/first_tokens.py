@@ -31,6 +31,7 @@ class FirstTokens:
         self.status: int | None = 0
         """The HTTP status, 0 while there is none yet, None when the connection failed."""
         self.tokens = Tokens(None)
+        self.doing = "first tokens"
         self._orders = what
         self._gated = gated
         self._expected = expected
@@ -39,6 +40,7 @@ class FirstTokens:
     def _ask(self) -> None:
         status = self._orders.api.first_tokens(self._orders.model, self._orders.start)
         if self._gated and not unanswered(status):
+            self.doing = "tokens after the fixed prompts"
             status, self.tokens = compared(self._greedy, self._expected)
         self.status = status
 

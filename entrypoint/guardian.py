@@ -84,6 +84,7 @@ class Guardian:
             ending = self._one_start()
             if self._owes_a_start(ending):
                 self.say(f"{ending.reason}; starting once more without what was compiled earlier")
+                self._failures -= 1
                 continue
             if not (ending.again and self.orders.restart):
                 return ending

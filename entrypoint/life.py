@@ -160,7 +160,9 @@ class Life:
         Without the proof it is not served.
         """
         if self._first_tokens is not None and self._first_tokens.status == 0:
-            return None  # it lists its model already, and would log each further question
+            # It lists its model already, and would log each further question.
+            self._note_asking(now, self._first_tokens.doing)
+            return None
         answer = self.orders.api.models()
         if answer is None:
             return None
@@ -190,10 +192,9 @@ class Life:
         if self._first_tokens is None:
             if self.phase.name != "warming":
                 self._reach("warming")
-            self.phase.progress("first tokens")
-            self.watchdog.line(now, "first tokens", "the engine was asked for its first tokens")
             cache = self.guardian.cache
             self._first_tokens = FirstTokens(self.orders, gated=cache.gated, expected=cache.tokens)
+            self._note_asking(now, self._first_tokens.doing)
         status = self._first_tokens.status
         if status == 0:
             return None
@@ -201,6 +202,10 @@ class Life:
             self._say_once(f"the engine gave no first tokens (HTTP status {status}); asking again")
             self._first_tokens = None
         return self._first_tokens
+
+    def _note_asking(self, now: float, what: str) -> None:
+        self.phase.progress(what)
+        self.watchdog.line(now, what, f"the engine was asked for its {what}")
 
     def _say_once(self, text: str) -> None:
         if text != self._said:

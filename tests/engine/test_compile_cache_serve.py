@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ import pytest
 from engine_harness import environment, until
 from serve_harness import KEY, Server
 
+from appliance.cache.stamp import parse
 from appliance.cache.store import Store
 
 if TYPE_CHECKING:
@@ -80,10 +82,10 @@ def test_a_stamp_with_other_tokens_stops_the_engine_and_makes_all_anew(
 ) -> None:
     (generation,) = Store(state_dir / "cache").generations()
     file = state_dir / "cache" / "generations" / generation.key / "stamp.json"
-    stamp = json.loads(file.read_text())
-    right = list(stamp["tokens"])
-    stamp["tokens"][5] += 1
-    file.write_text(json.dumps(stamp))
+    stamp = parse(file.read_bytes())
+    assert stamp.tokens is not None
+    right = list(stamp.tokens)
+    file.write_bytes(replace(stamp, tokens=(*right[:-1], right[-1] + 1)).dump())
     cache = serve()
     assert "gives other greedy tokens than that start did; the code is dropped" in cache["log"]
     assert (cache["state"], cache["reason"], cache["rebuilt"]) == ("cold", "warm_tokens_differ", True)
