@@ -9,6 +9,7 @@ import pytest
 
 from appliance.commands.plan import to_text
 from appliance.errors import ConfigurationError
+from appliance.launch.generation import describe
 from appliance.launch.keys import engine_secrets, sidecar_token
 from appliance.launch.resolve import resolve
 
@@ -47,7 +48,7 @@ def test_a_key_reaches_the_engine_and_no_plan(source: str, ask: Ask, tmp_path: P
     plan = resolve(asked)
     assert plan.setting("api_key") == "set"
     assert KEY not in json.dumps(plan.to_json())
-    assert KEY not in "\n".join(to_text(plan))
+    assert KEY not in "\n".join(to_text(plan, describe(plan, asked.environ)))
     assert "--api-key" not in (*plan.command, *plan.passthrough)
 
 
@@ -107,7 +108,7 @@ def test_the_sidecars_token_is_in_no_plan(source: str, ask: Ask, tmp_path: Path)
     plan = resolve(asked)
     assert plan.setting("sidecar_token") == "set"
     assert TOKEN not in json.dumps(plan.to_json())
-    assert TOKEN not in "\n".join(to_text(plan))
+    assert TOKEN not in "\n".join(to_text(plan, describe(plan, asked.environ)))
 
 
 def test_without_a_token_there_is_none(ask: Ask) -> None:

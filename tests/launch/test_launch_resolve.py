@@ -13,6 +13,7 @@ from launch_cases import write_checkpoint
 from appliance.commands.plan import to_text
 from appliance.errors import ApplianceError, CheckError, ConfigurationError
 from appliance.launch.command import MIDDLEWARE
+from appliance.launch.generation import describe
 from appliance.launch.options import read_options, settle
 from appliance.launch.plan import Plan, Sourced
 from appliance.launch.resolve import resolve
@@ -64,7 +65,7 @@ def test_each_machine_has_its_plan(machine: str, profile: str, gpus: tuple[int, 
     assert plan.memory is not None
     assert plan.memory["fits"]
     assert json.loads(json.dumps(plan.to_json()))["schema"] == 1
-    assert "\n".join(to_text(plan)).startswith(f"{profile}: ")
+    assert "\n".join(to_text(plan, describe(plan, {}))).startswith(f"{profile}: ")
     # vLLM would read its words back as the same arguments.
     read = settle(read_options(words_of(plan), "words")).whole
     assert read == {name: sourced.value for name, sourced in plan.arguments.items()}
@@ -333,7 +334,7 @@ def test_several_names_are_served_and_the_first_is_the_name(ask: Ask) -> None:
 
 def test_the_shown_command_is_what_a_shell_runs(ask: Ask) -> None:
     plan = resolve(ask(FOUR, {"served_model_name": "it's $HOME"}))
-    text = "\n".join(to_text(plan)).partition("\nCommand\n")[2]
+    text = "\n".join(to_text(plan, describe(plan, {}))).partition("\nCommand\n")[2]
     script = f"set -- {text.strip()}\nprintf '%s\\n' \"$@\""
     shown = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=True)
     assert shown.stdout.splitlines() == list(plan.command)
