@@ -86,7 +86,10 @@ class Lease:
         opened = self._opened
         if opened.private is not None:
             return Sealed(sealed=True)
-        self._use = replace(self._use, pending=False, deaths=0, ready=True, used_at=time.time())
+        drops = 0 if self.state == "warm" else self._use.drops
+        self._use = replace(self._use, pending=False, deaths=0, drops=drops, ready=True, used_at=time.time())
+        # Before the hashes: a process that is killed while it takes them has served, and counts as no death.
+        self._write_use()
         try:
             with locks.gate(opened.place.root, self.key, SEAL_PATIENCE) as held:
                 if not held:
@@ -94,9 +97,6 @@ class Lease:
                 opened.stamp, opened.known = stamp_files(
                     opened.place, opened.known, self.parts, self._use.created_at, tokens
                 )
-                if self.state == "warm":
-                    self._use = replace(self._use, drops=0)
-                opened.place.write_use(self._use)
         except UnusableError as error:
             return Sealed(sealed=False, reason=error.reason, text=str(error))
         except OSError as error:

@@ -95,10 +95,10 @@ class Place:
         found = scan.scan(self.folder)
         self.delete(found.secret)
         same = {name: known[name] for name, entry in found.files.items() if name in known and known[name][1] == entry}
-        hashed = same | scan.hash_files(self.folder, [name for name in found.files if name not in same])
-        folders = {self.folder, *(parent for name in hashed for parent in _parents(self.folder, name))}
-        for folder in folders:
+        new = scan.hash_files(self.folder, [name for name in found.files if name not in same])
+        for folder in {parent for name in new for parent in _parents(self.folder, name)}:
             durable.sync_folder(folder)
+        hashed = same | new
         # What another engine renamed or removed meanwhile is not there to be found at the next start.
         after = scan.scan(self.folder).files
         return {name: (stamped, entry) for name, (stamped, entry) in hashed.items() if after.get(name) == entry}

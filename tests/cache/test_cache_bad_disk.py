@@ -9,7 +9,9 @@ import resource
 import shutil
 import signal
 import subprocess
+import tempfile
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -20,7 +22,6 @@ from appliance.cache.store import Store, UnusableError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 NOBODY = 65534
 as_root = pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
@@ -159,20 +160,20 @@ def test_an_unfit_generation_on_a_read_only_volume_is_not_loaded(tmp_path: Path)
         assert refused.value.reason == "read_only"
 
 
+@pytest.fixture
+def public() -> Iterator[Path]:
+    """A folder that every user reaches, which pytest's own are not."""
+    with tempfile.TemporaryDirectory(prefix="appliance-test-") as name:
+        Path(name).chmod(0o755)
+        (Path(name) / "scratch").mkdir()
+        (Path(name) / "scratch").chmod(0o777)
+        yield Path(name)
+
+
 def readable(root: Path) -> None:
-    """Let every user come by here and read, as in a volume that another user's container wrote."""
+    """Let every user read, as in a volume that another user's container wrote."""
     for path in (root, *root.rglob("*")):
         path.chmod(0o755 if path.is_dir() else 0o644)
-    for parent in root.parents[:3]:
-        parent.chmod(parent.stat().st_mode | 0o055)
-
-
-@pytest.fixture
-def scratch(tmp_path: Path) -> Path:
-    scratch = tmp_path / "scratch"
-    scratch.mkdir()
-    scratch.chmod(0o777)
-    return scratch
 
 
 def _foreign_is_warm(root: Path, scratch: Path) -> None:
@@ -197,36 +198,36 @@ def _foreign_is_put_away(root: Path) -> None:
 
 
 @as_root
-def test_a_foreign_users_sealed_generation_is_used_from_a_copy(tmp_path: Path, scratch: Path) -> None:
-    sealed(tmp_path / "c")
-    readable(tmp_path / "c")
-    as_user(NOBODY, _foreign_is_warm, tmp_path / "c", scratch)
-    assert opened(tmp_path / "c") == ("warm", "verified")
+def test_a_foreign_users_sealed_generation_is_used_from_a_copy(public: Path) -> None:
+    sealed(public / "c")
+    readable(public / "c")
+    as_user(NOBODY, _foreign_is_warm, public / "c", public / "scratch")
+    assert opened(public / "c") == ("warm", "verified")
 
 
 @as_root
-def test_a_foreign_users_unsealed_generation_is_no_cache(tmp_path: Path) -> None:
-    with held(tmp_path / "c") as lease:
+def test_a_foreign_users_unsealed_generation_is_no_cache(public: Path) -> None:
+    with held(public / "c") as lease:
         fill(lease.folder)
-    readable(tmp_path / "c")
-    as_user(NOBODY, _foreign_is_refused, tmp_path / "c", "read_only")
+    readable(public / "c")
+    as_user(NOBODY, _foreign_is_refused, public / "c", "read_only")
 
 
 @as_root
-def test_a_foreign_users_closed_generation_is_no_cache(tmp_path: Path) -> None:
-    sealed(tmp_path / "c")
-    readable(tmp_path / "c")
-    (tmp_path / "c/generations" / KEY / "triton").chmod(0o700)
-    as_user(NOBODY, _foreign_is_refused, tmp_path / "c", "read_only")
+def test_a_foreign_users_closed_generation_is_no_cache(public: Path) -> None:
+    sealed(public / "c")
+    readable(public / "c")
+    (public / "c/generations" / KEY / "triton").chmod(0o700)
+    as_user(NOBODY, _foreign_is_refused, public / "c", "read_only")
 
 
 @as_root
-def test_a_foreign_users_unfit_generation_in_a_folder_of_ours_is_put_away(tmp_path: Path) -> None:
-    sealed(tmp_path / "c")
-    readable(tmp_path / "c")
-    (tmp_path / "c/generations" / KEY / "triton").chmod(0o700)
-    os.chown(tmp_path / "c/generations", NOBODY, NOBODY)
-    as_user(NOBODY, _foreign_is_put_away, tmp_path / "c")
+def test_a_foreign_users_unfit_generation_in_a_folder_of_ours_is_put_away(public: Path) -> None:
+    sealed(public / "c")
+    readable(public / "c")
+    (public / "c/generations" / KEY / "triton").chmod(0o700)
+    os.chown(public / "c/generations", NOBODY, NOBODY)
+    as_user(NOBODY, _foreign_is_put_away, public / "c")
 
 
 @pytest.mark.parametrize("number", [errno.ENOLCK, errno.EOPNOTSUPP])

@@ -19,10 +19,12 @@ from cachekit import (
     die_holding,
     fill,
     held,
+    in_process,
     opened,
     sealed,
 )
 
+from appliance.cache import scan
 from appliance.cache.key import key_of
 from appliance.cache.place import Place
 from appliance.cache.store import FOLDERS, Removed, Store, UnusableError
@@ -171,6 +173,22 @@ def test_a_ready_engine_forgets_the_deaths_before_it(tmp_path: Path) -> None:
         with held(tmp_path) as lease:
             assert lease.state == "warm"
             assert lease.seal().sealed
+
+
+def test_a_kill_while_the_hashes_are_taken_is_no_death(tmp_path: Path) -> None:
+    for _ in range(3):
+        in_process(_die_sealing, tmp_path, survives=False)
+    assert opened(tmp_path) == ("resumed", "interrupted")
+
+
+def _die_sealing(root: Path) -> None:
+    def die(*_: object) -> None:
+        os.kill(os.getpid(), 9)
+
+    with held(root) as lease:
+        fill(lease.folder)
+        scan.hash_file = die
+        lease.seal(TOKENS)
 
 
 def test_a_start_that_ends_by_intent_is_no_death(tmp_path: Path) -> None:
