@@ -29,6 +29,9 @@ CONNECT_S = 10.0
 ANSWER_S = 60.0
 """Of a question that asks for no generation."""
 
+_PLANNED = {"arguments", "gpus", "machine", "model", "settings"}
+"""What a plan of ours has; a record without them is none."""
+
 _ANY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}  # noqa: S104 - read, not bound
 """Where an engine is reached that listens everywhere."""
 
@@ -80,6 +83,8 @@ def settle(arguments: argparse.Namespace, environ: Mapping[str, str] | None = No
     else:
         run_dir = Path(known["state_dir"].value) / "run" if "state_dir" in known else paths.run_dir()
     plan = rundir.read(run_dir, rundir.PLAN) or {}
+    if not plan.keys() >= _PLANNED:
+        plan = {}
     key = keys.api_key(known, environ)
     planned = _planned(plan, {name: sourced.value for name, sourced in known.items()})
     url = planned if arguments.url is None else _checked(arguments.url)

@@ -133,12 +133,12 @@ def processor() -> str:
     return "unknown processor"
 
 
-def needs_run_dir(run_dir: Path, what: str) -> None:
-    """Raise CheckError where `run_dir` holds no plan of an engine of ours."""
-    if rundir.read(run_dir, rundir.PLAN) is None:
+def needs_plan(plan: Mapping[str, Any], run_dir: Path, what: str) -> None:
+    """Raise CheckError where there is no plan of an engine of ours."""
+    if not plan:
         raise CheckError(
-            f"{run_dir} holds no {rundir.PLAN}: {what} needs the run directory of a running `appliance serve`; name it "
-            "with --run-dir"
+            f"{run_dir} holds no {rundir.PLAN} of that engine: {what} needs the run directory of a running "
+            "`appliance serve`; name it with --run-dir"
         )
 
 

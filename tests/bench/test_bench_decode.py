@@ -200,7 +200,7 @@ def test_an_engine_without_a_step_record(run_dir: Path, capsys: pytest.CaptureFi
     [
         (["--concurrency", "5"], "--concurrency 5 is more than the engine's max_num_seqs of 4", 2),
         (["--warm-up-steps", "-1"], '--warm-up-steps is "-1"', 2),
-        (["--run-dir", "/nonexistent"], "/nonexistent holds no plan.json", 1),
+        (["--run-dir", "/nonexistent"], "/nonexistent holds no plan.json of that engine", 1),
     ],
 )
 def test_what_cannot_work_is_told_before_anything_is_sent(

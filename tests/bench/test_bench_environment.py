@@ -91,7 +91,8 @@ def test_a_running_appliance_is_found_by_its_plan(tmp_path: Path) -> None:
     ],
 )
 def test_an_engine_that_listens_everywhere_is_asked_here(tmp_path: Path, settings: dict[str, Any], url: str) -> None:
-    plan = {"settings": {name: {"value": value, "source": "x"} for name, value in settings.items()}, "arguments": {}}
+    set_so = {name: {"value": value, "source": "x"} for name, value in settings.items()}
+    plan = {**run_directory.plan(), "settings": set_so, "arguments": {}}
     rundir.write(tmp_path, rundir.PLAN, plan)
     assert client.settle(asked(run_dir=str(tmp_path)), {}).url == url
     secure = {**plan, "arguments": {"ssl_certfile": {"value": "/cert", "source": "x"}}}
@@ -106,6 +107,11 @@ def test_an_engine_elsewhere_has_no_plan_here(tmp_path: Path) -> None:
     assert client.settle(asked(url="http://other:8000/v1/"), environ).url == "http://other:8000"
     assert client.settle(asked(url="127.0.0.1:8000"), environ).plan
     assert client.settle(asked(url="http://gateway", run_dir=str(tmp_path)), environ).plan, "named together"
+
+
+def test_a_record_that_is_no_plan_is_none(tmp_path: Path) -> None:
+    rundir.write(tmp_path, rundir.PLAN, {"profile": "x"})
+    assert client.settle(asked(run_dir=str(tmp_path)), {}).plan == {}
 
 
 @pytest.mark.parametrize("url", ["ftp://x", "http://", "http://x:port", "http://u@x", "http://x?y", "http://x:0"])

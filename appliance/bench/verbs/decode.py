@@ -38,7 +38,7 @@ def run(arguments: argparse.Namespace) -> int:
     warm_up = options.whole("--warm-up-steps", arguments.warm_up_steps, 0, 10_000)
     silence = options.seconds("--timeout", arguments.timeout)
     target = client.settle(arguments)
-    environment.needs_run_dir(target.run_dir, "`bench decode`, which reads the step record,")
+    environment.needs_plan(target.plan, target.run_dir, "`bench decode`, which reads the step record,")
     for load in loads:
         decode.check(load, target)
     output = Output(arguments.out, as_json=arguments.json)
