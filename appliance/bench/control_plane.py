@@ -1,4 +1,4 @@
-"""Times the control plane as a person and an orchestrator meet it: whole processes, from exec to exit.
+"""Times the control plane as a person and an orchestrator meet it: whole processes, and the sidecar under load.
 
 A benchmark, not a test: on a busy machine the wall time may exceed a limit although the code is as fast as ever. The
 processor time beside it tells the two apart.
@@ -20,11 +20,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from appliance import paths
-from appliance.bench import run_directory
+from appliance.bench import run_directory, sidecar
 from appliance.errors import ApplianceError, CheckError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
+
+    from appliance.bench.sidecar import Figure
 
 DECISION_LIMIT_S = 0.4
 PROBE_LIMIT_S = 0.1
@@ -137,6 +139,20 @@ def table(timings: Sequence[Timing]) -> str:
         )
         for t in timings
     ]
+    return _aligned(rows)
+
+
+def figures_table(figures: Sequence[Figure]) -> str:
+    """The sidecar's figures as aligned text."""
+    rows: list[tuple[str, ...]] = [("figure", "value", "limit", "")]
+    rows += [
+        (f.name, sidecar.text(f.value, f.unit), sidecar.text(f.limit, f.unit), "" if f.within else "over")
+        for f in figures
+    ]
+    return _aligned(rows)
+
+
+def _aligned(rows: Sequence[tuple[str, ...]]) -> str:
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return "\n".join(
         "  ".join(
@@ -147,26 +163,41 @@ def table(timings: Sequence[Timing]) -> str:
     )
 
 
-def to_json(timings: Sequence[Timing]) -> dict[str, Any]:
-    """The timings with `schema` 1; all times in seconds."""
-    return {"schema": 1, "within": all(t.within for t in timings), "timings": [asdict(t) for t in timings]}
+def to_json(timings: Sequence[Timing], figures: Sequence[Figure] = ()) -> dict[str, Any]:
+    """The timings with `schema` 1; all times in seconds, sizes in bytes."""
+    return {
+        "schema": 1,
+        "within": all(t.within for t in timings) and all(f.within for f in figures),
+        "timings": [asdict(t) for t in timings],
+        "figures": [{**asdict(f), "within": f.within} for f in figures],
+    }
 
 
-def main(argv: Sequence[str] | None = None, found: Sequence[Case] | None = None) -> int:
-    """Time `found`, or else everything. Returns 0 when every median is within its limit, 1 when not."""
+def main(
+    argv: Sequence[str] | None = None,
+    found: Sequence[Case] | None = None,
+    measured: Callable[[Path, int, Mapping[str, str]], Sequence[Figure]] = sidecar.measure,
+) -> int:
+    """Time `found`, or else everything, and measure the sidecar. Returns 0 when all is within its limit, 1 when not."""
     parser = argparse.ArgumentParser(prog="python -m appliance.bench.control_plane", description=__doc__)
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     parser.add_argument("--runs", type=_positive, default=9, metavar="N", help="timed runs of each command (default 9)")
+    parser.add_argument(
+        "--requests", type=_positive, default=1000, metavar="N", help="questions to the busy sidecar (default 1000)"
+    )
     arguments = parser.parse_args(argv)
     with tempfile.TemporaryDirectory(prefix="appliance-bench-") as scratch:
-        run_dir = Path(scratch)
+        run_dir = Path(scratch, "probes")
+        run_dir.mkdir()
         try:
             timings = [measure(c, arguments.runs, environment(run_dir)) for c in (found or cases(run_dir))]
+            figures = measured(Path(scratch), arguments.requests, environment(run_dir))
         except ApplianceError as error:
             print(f"appliance: {error}", file=sys.stderr)
             return error.exit_status
-    print(json.dumps(to_json(timings), indent=2) if arguments.json else table(timings))
-    return 0 if all(t.within for t in timings) else 1
+    whole = to_json(timings, figures)
+    print(json.dumps(whole, indent=2) if arguments.json else f"{table(timings)}\n\n{figures_table(figures)}")
+    return 0 if whole["within"] else 1
 
 
 def _positive(text: str) -> int:

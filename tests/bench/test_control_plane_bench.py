@@ -8,14 +8,22 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from appliance.bench import control_plane
+from appliance.bench import control_plane, sidecar
 from appliance.bench.control_plane import Case, Timing
+from appliance.bench.sidecar import Figure
+from appliance.errors import CheckError
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 FOREVER_S = 3600.0
 NEVER_S = 0.0
+
+
+@pytest.fixture(autouse=True)
+def idle_sidecar(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test takes every core."""
+    monkeypatch.setattr(control_plane.main, "__defaults__", (None, None, lambda *_: [Figure("idle", 1.0, "B", 2.0)]))
 
 
 def case(code: str, limit_s: float = FOREVER_S, name: str = "fake") -> Case:
@@ -59,7 +67,7 @@ def test_exit_status_is_0_when_every_command_is_within_its_limit(capsys: pytest.
 
 def test_exit_status_is_1_and_the_row_is_marked_when_one_is_over(capsys: pytest.CaptureFixture[str]) -> None:
     assert control_plane.main(["--runs", "1"], [case("", name="good"), case("", NEVER_S, name="slow")]) == 1
-    rows = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}
+    rows = {line.split()[0]: line for line in capsys.readouterr().out.splitlines() if line}
     assert rows["slow"].endswith("over")
     assert not rows["good"].endswith("over")
 
@@ -124,3 +132,53 @@ def test_the_callers_settings_do_not_reach_the_commands(monkeypatch: pytest.Monk
     assert "APPLIANCE_PROFILE" not in environment
     assert environment["APPLIANCE_RUN_DIR"] == str(tmp_path)
     assert environment["LANG"] == "C.UTF-8"
+
+
+def test_the_sidecars_figures_are_told_and_count(capsys: pytest.CaptureFixture[str]) -> None:
+    figures = [Figure("p99", 0.0301, "s", 0.02), Figure("max", 9.0, "s"), Figure("memory", 62.5e6, "B", 120e6)]
+    assert control_plane.main(["--runs", "1"], [case("")], lambda *_: figures) == 1
+    rows = capsys.readouterr().out.split("\n\n")[1].splitlines()
+    assert [row.split() for row in rows] == [
+        ["figure", "value", "limit"],
+        ["p99", "30.1", "ms", "20.0", "ms", "over"],
+        ["max", "9000.0", "ms"],
+        ["memory", "62.5", "MB", "120.0", "MB"],
+    ]
+    assert control_plane.main(["--runs", "1", "--json"], [case("")], lambda *_: figures[1:]) == 0
+    told = json.loads(capsys.readouterr().out)["figures"]
+    assert told[0] == {"name": "max", "value": 9.0, "unit": "s", "limit": None, "within": True}
+
+
+@pytest.mark.parametrize(("share", "value"), [(0.0, 1), (0.5, 50), (0.99, 99), (0.991, 100), (1.0, 100)])
+def test_quantiles_are_values_that_were_taken(share: float, value: int) -> None:
+    assert sidecar.quantile([float(n) for n in range(1, 101)], share) == value
+
+
+def test_memory_is_the_kernels_word() -> None:
+    assert sidecar.memory("Name:\tx\nVmHWM:\t   64000 kB\nVmRSS:\t   61035 kB\n") == (61035 * 1024, 64000 * 1024)
+
+
+def test_a_sidecar_that_does_not_start_is_told(tmp_path: Path) -> None:
+    environment = {**control_plane.environment(tmp_path), "APPLIANCE_SIDECAR_PROT": "1"}
+    with pytest.raises(CheckError, match="the sidecar ended with status 2: appliance: environment: no setting"):
+        sidecar.measure(tmp_path, 1, environment)
+
+
+def test_the_real_sidecar_is_measured_and_nothing_is_left_running(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started = []
+    popen = sidecar.subprocess.Popen
+
+    def kept(*command: object, **more: object) -> object:
+        started.append(popen(*command, **more))  # type: ignore[call-overload]
+        return started[-1]
+
+    monkeypatch.setattr(sidecar.subprocess, "Popen", kept)
+    monkeypatch.setattr(sidecar.os, "cpu_count", lambda: 1)
+    figures = {figure.name: figure for figure in sidecar.measure(tmp_path, 8, control_plane.environment(tmp_path))}
+    assert figures["sidecar health, every core busy, p99"].limit == 0.02
+    assert 1e7 < figures["sidecar resident memory"].value <= figures["sidecar resident memory, peak"].value < 120e6
+    assert all(figure.value > 0 for figure in figures.values())
+    assert len(started) == 2
+    assert all(process.poll() is not None for process in started)
