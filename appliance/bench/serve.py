@@ -10,11 +10,14 @@ import json
 import os
 import re
 import selectors
+import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections import Counter
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,7 +28,8 @@ from appliance.bench.result import Counted, Totals
 from appliance.errors import CheckError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
+    from types import FrameType
 
     from appliance.bench.client import Target
     from appliance.bench.progress import Bar, Progress
@@ -109,6 +113,7 @@ def measure(
         folder = Path(scratch)
         with (
             (folder / "output").open("wb") as output,
+            _ending_by_signal(),
             subprocess.Popen(
                 command(target, model, tokenizer, load, folder),
                 env=child_environment(target, os.environ),
@@ -129,6 +134,23 @@ def measure(
         if status or not file.exists():
             raise CheckError(_why(said, status))
         return dict(json.loads(file.read_text(encoding="utf-8")))
+
+
+@contextmanager
+def _ending_by_signal() -> Iterator[None]:
+    """Let SIGTERM end this process by an exception, so that the child does not go on without it."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def end(_signal: int, _frame: FrameType | None) -> None:
+        sys.exit(128 + signal.SIGTERM)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _follow(child: subprocess.Popen[bytes], bar: Bar, silence_s: float) -> bytes:

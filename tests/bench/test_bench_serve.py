@@ -149,6 +149,29 @@ def test_a_benchmark_that_hangs_is_ended(child: Any, tmp_path: Path) -> None:
     assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
 
 
+def test_a_benchmark_that_is_ended_takes_its_child_along(tmp_path: Path) -> None:
+    program = (
+        "import sys\n"
+        "from pathlib import Path\n"
+        "from appliance.bench import client, serve\n"
+        "from appliance.bench.progress import Silent\n"
+        "child = 'import os, sys, time; open(sys.argv[1], \"w\").write(str(os.getpid())); time.sleep(600)'\n"
+        f"serve.command = lambda *_: [sys.executable, '-c', child, {str(tmp_path / 'pid')!r}]\n"
+        "target = client.Target('http://x', None, Path('/r'), {})\n"
+        "serve.measure(target, 'm', Path('/t'), serve.CONTRACT, Silent(), 600.0)\n"
+    )
+    parent = psutil.Popen([sys.executable, "-c", program])
+    end = time.monotonic() + 60
+    while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    child = psutil.Process(int((tmp_path / "pid").read_text()))
+    parent.terminate()
+    assert parent.wait(30) == 128 + 15
+    psutil.wait_procs([child], timeout=30)
+    assert not child.is_running()
+
+
 def served(load: serve.Load, counters: dict[str, float] | None = None, **changes: Any) -> serve.Served:
     raw = samples.serving(load, [50.0] * (load.requests * (load.output_tokens - 1)), 2.0)
     return serve.Served(load, {**raw, **changes}, counters or {})
