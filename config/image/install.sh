@@ -5,5 +5,5 @@ set -eu
 cd /opt/appliance
 PYTHONPATH=$(echo /opt/tools/lib/python3.*/site-packages) /opt/tools/bin/uv pip install -q --no-cache \
   --python /opt/venv --no-deps --no-build-isolation -e .
-rm -rf ./*.egg-info build
+rm -rf ./*.egg-info
 /opt/venv/bin/python -m compileall -q appliance entrypoint kernels/sm70_kernels
