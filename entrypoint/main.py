@@ -70,7 +70,7 @@ def run(arguments: argparse.Namespace) -> int:
     if asked.machine.source != request.LIVE:
         raise ConfigurationError("serve starts on this machine, not on a recorded one; leave topology out")
     plan = resolve.resolve(asked)
-    return serve(plan, {**os.environ, **keys.engine_secrets(asked)})
+    return serve(plan, {**os.environ, **keys.engine_secrets(asked), **keys.sidecar_secrets(asked)})
 
 
 def _end(_sign: int, _frame: object) -> None:

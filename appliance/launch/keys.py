@@ -34,6 +34,19 @@ def engine_secrets(asked: Request) -> dict[str, str]:
     return {VARIABLE: key.value} if key else {}
 
 
+def sidecar_secrets(asked: Request) -> dict[str, str]:
+    """Return what is added to the environment of the sidecar that the entrypoint starts, and written nowhere.
+
+    The token comes from any layer and arrives by one variable; the sidecar must not find it a second time. Raises
+    ConfigurationError for a token that cannot be read.
+    """
+    token = sidecar_token(asked.settle().settings)
+    if token is None:
+        return {}
+    setting = settings.SETTINGS["sidecar_token"].variable
+    return {setting: token.value, f"{setting}_FILE": "", settings.SETTINGS["config"].variable: ""}
+
+
 def api_key(given: Mapping[str, Sourced], environ: Mapping[str, str]) -> Sourced | None:
     """Return the key with its source: api_key, else api_key_file, else vLLM's own variable, else None.
 

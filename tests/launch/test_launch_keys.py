@@ -10,7 +10,7 @@ import pytest
 from appliance.commands.plan import to_text
 from appliance.errors import ConfigurationError
 from appliance.launch.generation import describe
-from appliance.launch.keys import engine_secrets, sidecar_token
+from appliance.launch.keys import engine_secrets, sidecar_secrets, sidecar_token
 from appliance.launch.resolve import resolve
 
 if TYPE_CHECKING:
@@ -101,10 +101,16 @@ def test_the_sidecars_token_is_in_no_plan(source: str, ask: Ask, tmp_path: Path)
         "file": {"sidecar_token_file": str(path)},
         "config": {"config": str(path)},
     }.get(source, {})
-    asked = ask("none", options, [], {"APPLIANCE_SIDECAR_TOKEN": TOKEN} if source == "environment" else {})
+    environ = {"environment": {"APPLIANCE_SIDECAR_TOKEN": TOKEN}, "config": {"APPLIANCE_CONFIG": str(path)}}
+    asked = ask("none", options, [], environ.get(source, {}))
     found = sidecar_token(asked.settle().settings)
     assert found
     assert found.value == TOKEN
+    # What the entrypoint hands on is found once, whatever layer it came from.
+    handed = {**asked.environ, **sidecar_secrets(asked)}
+    again = sidecar_token(ask("none", environ=handed).settle().settings)
+    assert again
+    assert (again.value, again.source) == (TOKEN, "environment APPLIANCE_SIDECAR_TOKEN")
     plan = resolve(asked)
     assert plan.setting("sidecar_token") == "set"
     assert TOKEN not in json.dumps(plan.to_json())
@@ -113,6 +119,7 @@ def test_the_sidecars_token_is_in_no_plan(source: str, ask: Ask, tmp_path: Path)
 
 def test_without_a_token_there_is_none(ask: Ask) -> None:
     assert sidecar_token(ask("none").settle().settings) is None
+    assert sidecar_secrets(ask("none")) == {}
     assert resolve(ask("none")).setting("sidecar_token") is None
 
 
