@@ -126,6 +126,10 @@ def test_a_port_in_use_is_one_line(run_dir: Path) -> None:
         ([], {"APPLIANCE_SIDECAR_PORT": "70000"}, 2, 'environment APPLIANCE_SIDECAR_PORT: sidecar_port is "70000"'),
         ([], {"APPLIANCE_SIDECAR_PROT": "8001"}, 2, 'did you mean "APPLIANCE_SIDECAR_PORT"?'),
         (["--log-format", "xml"], {}, 2, 'log_format is "xml"; wanted plain or json'),
+        (["--engine-url", "engine:8000"], {}, 2, 'command line: engine_url is "engine:8000"; wanted http://HOST:PORT'),
+        ([], {"APPLIANCE_ENGINE_URL": "ftp://x"}, 2, "environment APPLIANCE_ENGINE_URL: engine_url is"),
+        (["--token-file", "/nonexistent"], {}, 2, "sidecar_token_file /nonexistent: cannot be read (No such file"),
+        ([], {"APPLIANCE_SIDECAR_TOKEN": "guess-me"}, 2, "the sidecar's token has 8 characters; wanted at least 16"),
         (["--host", "no host"], {}, 2, 'sidecar host "no host" is not an address or a name that resolves'),
         (["--host", "192.0.2.1"], {}, 1, "the sidecar cannot listen on 192.0.2.1 port 8001"),
     ],
@@ -302,3 +306,28 @@ def test_it_holds_no_engine_and_no_library_that_it_does_not_need() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     loaded = {name.partition(".")[0] for name in done.stdout.split()}
     assert not loaded & {"torch", "vllm", "rich", "requests", "huggingface_hub", "docker", "numpy", "psutil", "pynvml"}
+
+
+def test_it_asks_the_engine_and_lets_the_token_write(run_dir: Path, put: Put, tmp_path: Path) -> None:
+    put()
+    token = "t0ken-of-the-test-long-enough"
+    (tmp_path / "token").write_text(token + "\n")
+    key = "key-of-the-engine-in-the-test"
+    with socket.create_server(("127.0.0.1", 0)) as deaf:
+        # It listens and never answers.
+        url = f"http://127.0.0.1:{deaf.getsockname()[1]}"
+        variables = {"APPLIANCE_API_KEY": key, "APPLIANCE_ENGINE_URL": url, "APPLIANCE_CACHE_DIR": str(tmp_path / "c")}
+        with sidecar(run_dir, "--token-file", str(tmp_path / "token"), **variables) as (process, address):
+            with httpx.Client(base_url=address) as client:
+                told = client.get("/v1/sm70/acceleration").json()
+                assert (told["source"], told["stale"]) == ("run directory", True)
+                assert client.post("/v1/cache/prune", json={}).status_code == 401
+                right = {"authorization": f"Bearer {token}"}
+                assert client.post("/v1/cache/prune", json={}, headers=right).json()["result"] == []
+                assert client.get("/status").status_code == 200
+                everything = "".join(client.get(path).text for path in ("/", "/status", "/metrics", "/v1/cache"))
+            process.terminate()
+            status, log = ended(process)
+    assert status == 0
+    assert "refused: no token from 127.0.0.1, 1 refused since the start" in log
+    assert not {key, token} & set(re.findall(r"[\w-]+", everything + log))
