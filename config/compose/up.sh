@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Builds the images that are missing, starts engine and sidecar, and stays until the engine serves. Usage: up.sh ENGINE
+# Builds the images, starts engine and sidecar, and stays until the engine serves. Usage: up.sh ENGINE
 # ENGINE is v100 or portable; a COMPOSE_FILE of yours, in the environment or in .env, wins.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
@@ -12,7 +12,8 @@ command -v docker >/dev/null || fail "Docker is not installed; wanted Docker 20.
 docker compose version >/dev/null 2>&1 || fail "Docker has no compose plugin; wanted compose 2.24.4 or newer; install it"
 docker info >/dev/null 2>&1 || fail "the Docker daemon does not answer to user $(id -un); start it, or join the group docker"
 
-if [ -z "${COMPOSE_FILE:-}" ] && ! grep -qs '^COMPOSE_FILE=' .env; then
+set_by_hand() { [ -n "${!1:-}" ] || grep -qs "^$1=." .env; } # in the environment or in .env
+if ! set_by_hand COMPOSE_FILE; then
   case $engine in
     v100) export COMPOSE_FILE=compose.yaml ;;
     portable) export COMPOSE_FILE=compose.yaml:compose.portable.yaml ;;
@@ -22,9 +23,9 @@ fi
 say "${COMPOSE_FILE:-the files that .env names}"
 
 docker compose config --quiet || fail "compose refuses its files or .env, see above" 2
-# Where a registry can be reached this is one pull; the build would do it too.
-docker image inspect debian:bookworm-slim >/dev/null 2>&1 || config/image/base.sh
-docker compose up --detach --build --quiet-pull || fail "the containers did not start, see above"
+set_by_hand ENGINE_IMAGE || config/image/build.sh "$engine" "v100-appliance:$engine"
+set_by_hand SIDECAR_IMAGE || config/image/build.sh sidecar v100-appliance:sidecar
+docker compose up --detach --no-build --quiet-pull || fail "the containers did not start, see above"
 
 container=$(docker compose ps --all --quiet engine)
 end() { # STATUS: the log says why better than anything here could
