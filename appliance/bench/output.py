@@ -36,7 +36,7 @@ class Output:
                 raise ConfigurationError(f"--out {folder}: cannot be written ({error.strerror})") from None
 
     def add(self, result: Result, name: str) -> None:
-        """Keep a result, and write it. Where it cannot be written it goes to standard output, for nobody to lose it."""
+        """Keep a result, and write it. Where it cannot be written, `finish` prints all in JSON: nothing is lost."""
         self.results.append(result)
         if self._folder is None:
             return

@@ -96,12 +96,17 @@ class Local:
         raise ConfigurationError("--tokenizer counts no chat template; leave it out, and the engine is asked")
 
 
-async def token_prompts(tokenizer: Tokenizer, length: int, count: int, seed: int) -> list[list[int]]:
-    """Return `count` prompts of exactly `length` token IDs, all of them of common words."""
+async def vocabulary(tokenizer: Tokenizer) -> list[int]:
+    """Return the tokens of common words, no special one among them."""
     special = set(await tokenizer.encode(""))
     known = sorted(set(await tokenizer.encode(" ".join(WORDS))) - special)
     if not known:
         raise CheckError("the tokenizer makes no tokens of common English words; wanted the served model's tokenizer")
+    return known
+
+
+def token_prompts(known: list[int], length: int, count: int, seed: int) -> list[list[int]]:
+    """Return `count` prompts of exactly `length` of the `known` tokens."""
     return [_draw(seed, length, index).choices(known, k=length) for index in range(count)]
 
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from appliance.bench import prompts, statistics
 from appliance.bench.client_request import body, judge, send
 from appliance.bench.result import Counted, Totals
+from appliance.errors import CheckError
 
 if TYPE_CHECKING:
     import aiohttp
@@ -39,6 +40,9 @@ class Streamed:
     load: Load
     outcomes: list[list[Outcome]] = field(default_factory=list)
     durations_s: list[float] = field(default_factory=list)
+    unsent: int = 0
+    """Requests of repeats for which no prompts could be made any more, `why` in a line."""
+    why: str = ""
 
     @property
     def all(self) -> list[Outcome]:
@@ -53,7 +57,7 @@ class Streamed:
     @property
     def sound(self) -> bool:
         """Whether none failed."""
-        return len(self.answered) == len(self.all)
+        return len(self.answered) == len(self.all) + self.unsent
 
 
 async def measure(
@@ -70,16 +74,25 @@ async def measure(
     """Send every repeat's requests, `load.concurrency` at a time, and return how they went."""
     tokenizer = tokenizer or prompts.Served(client, target, served.name)
     streamed = Streamed(load)
+    known = await prompts.vocabulary(tokenizer) if endpoint == "completions" and kind == "ids" else None
     for repeat in range(1, load.repeats + 1):
         seed = load.seed if load.cached else load.seed + repeat - 1
-        with progress.bar(f"prompts of {load.input_tokens} tokens", 1) as bar:
-            asked: list[str] | list[list[int]]
-            if endpoint == "chat" or kind == "text":
-                chat = endpoint == "chat"
-                asked = await prompts.text_prompts(tokenizer, load.input_tokens, load.requests, seed, chat=chat)
-            else:
-                asked = await prompts.token_prompts(tokenizer, load.input_tokens, load.requests, seed)
-            bar.reach(1)
+        asked: list[str] | list[list[int]]
+        if known is not None:
+            asked = prompts.token_prompts(known, load.input_tokens, load.requests, seed)
+        else:
+            try:
+                with progress.bar(f"prompts of {load.input_tokens} tokens", 1) as bar:
+                    asked = await prompts.text_prompts(
+                        tokenizer, load.input_tokens, load.requests, seed, chat=endpoint == "chat"
+                    )
+                    bar.reach(1)
+            except CheckError as error:
+                if repeat == 1:
+                    raise
+                # What was measured before the engine went away is kept.
+                streamed.unsent, streamed.why = load.requests * (load.repeats - repeat + 1), str(error)
+                break
         bodies = [
             body(endpoint, served.name, prompt, load.output_tokens, load.sampling, stream=True) for prompt in asked
         ]
@@ -151,9 +164,9 @@ def totals(streamed: Streamed, *, tells: bool) -> Totals:
     answered = streamed.answered
     cached = [outcome.cached_tokens for outcome in answered if outcome.cached_tokens is not None]
     return Totals(
-        requests=len(streamed.all),
+        requests=len(streamed.all) + streamed.unsent,
         completed=len(answered),
-        failed=len(streamed.all) - len(answered),
+        failed=len(streamed.all) + streamed.unsent - len(answered),
         duration_s=sum(streamed.durations_s),
         input_tokens=sum(outcome.prompt_tokens or streamed.load.input_tokens for outcome in answered),
         output_tokens=sum(outcome.tokens for outcome in answered),
@@ -187,6 +200,8 @@ def rates(streamed: Streamed) -> dict[Rate, float]:
 def failures(streamed: Streamed) -> tuple[Counted, ...]:
     """Return the failed requests by reason, the commonest first."""
     found = Counter(outcome.failure for outcome in streamed.all if outcome.failure is not None)
+    if streamed.unsent:
+        found[f"not sent: {streamed.why}"] = streamed.unsent
     return tuple(Counted(reason=reason, count=count, unit="requests") for reason, count in found.most_common())
 
 

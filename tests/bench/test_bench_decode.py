@@ -146,6 +146,23 @@ def test_failed_requests_are_counted(run_dir: Path, capsys: pytest.CaptureFixtur
     assert result["failures"] == [{"reason": "HTTP 500", "count": 1, "unit": "requests"}]
 
 
+def test_what_was_measured_before_the_engine_went_away_is_kept(
+    run_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Dying(Engine):
+        async def _batch(self, bodies: list[dict[str, Any]], body: dict[str, Any]) -> web.Response:
+            gone = len(bodies) > 2 * BATCH
+            return web.Response(status=503, text="gone") if gone else await super()._batch(bodies, body)
+
+    engine = Dying(run_dir)
+    with running(engine):
+        assert bench(engine, run_dir, "--json") == 1
+    result = json.loads(capsys.readouterr().out)
+    assert result["failures"] == [{"reason": "HTTP 503", "count": BATCH, "unit": "requests"}]
+    assert [trace["stats"] and trace["stats"]["count"] for trace in result["traces"]] == [34, None]
+    assert "no stable step in repeat 2" in result["notes"]
+
+
 def test_an_eager_step_is_no_graph_replay(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     engine = Engine(run_dir)
     engine.graph = "NONE"

@@ -255,6 +255,25 @@ def test_a_long_first_event_is_read_whole(tmp_path: Path) -> None:
     assert found.sound, stream.failures(found)
 
 
+@pytest.mark.parametrize("kind", ["ids", "text"])
+def test_what_was_measured_before_the_engine_went_away_is_kept(tmp_path: Path, kind: Any) -> None:
+    class Dying(Server):
+        async def _tokenize(self, request: web.Request) -> web.Response:
+            return web.Response(status=500) if self.bodies else await super()._tokenize(request)
+
+    async def once(reply: Reply) -> None:
+        await (good if reply.number <= 2 else disconnect)(reply)
+
+    with running(Dying(once)) as server:
+        found = streamed(server, load(requests=2, repeats=3), tmp_path, kind=kind)
+    whole = stream.totals(found, tells=False)
+    assert (whole.requests, whole.completed, whole.failed) == (6, 2, 4)
+    assert not found.sound
+    (failed,) = stream.failures(found)
+    assert failed.count == 4
+    assert failed.reason == client_request.DISCONNECTED if kind == "ids" else failed.reason.startswith("not sent: ")
+
+
 def bench(server: Server, *words: str) -> int:
     return cli.main(["bench", "stream", "--url", server.url, "--input-len", "20", "--output-len", "4", *words])
 
@@ -276,6 +295,19 @@ def test_the_command_writes_results_and_reports(tmp_path: Path, capsys: pytest.C
     assert found.totals is not None
     assert (found.totals.requests, found.totals.failed) == (4, 0)
     assert found.of("tpot_ms")[0].stats is not None
+
+
+def test_a_series_that_ends_early_shows_what_was_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    class Dying(Server):
+        async def _tokenize(self, request: web.Request) -> web.Response:
+            return web.Response(status=500) if self.bodies else await super()._tokenize(request)
+
+    with running(Dying(good)) as server:
+        assert bench(server, "--concurrency", "1,2", "--quiet") == 1
+    shown = capsys.readouterr()
+    assert "stream 20x4-c1" in shown.out
+    assert "stream 20x4-c2" not in shown.out
+    assert "/tokenize answers HTTP 500" in shown.err
 
 
 def test_the_command_fails_where_a_request_failed(capsys: pytest.CaptureFixture[str]) -> None:

@@ -42,8 +42,12 @@ def run(arguments: argparse.Namespace) -> int:
     for load in loads:
         decode.check(load, target)
     output = Output(arguments.out, as_json=arguments.json)
-    sound = asyncio.run(_measure(arguments, target, loads, warm_up, silence, output))
-    output.finish()
+    try:
+        sound = asyncio.run(_measure(arguments, target, loads, warm_up, silence, output))
+    finally:
+        # Of a series that ends early, what was measured is shown too.
+        if output.results:
+            output.finish()
     return 0 if sound else 1
 
 

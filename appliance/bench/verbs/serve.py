@@ -61,8 +61,10 @@ def run(arguments: argparse.Namespace) -> int:
     served = serve.Served(load, raw, grown)
     labels = {"title": arguments.title, "image": arguments.image}
     result = assemble.of_serve(target, model, served, watch.clocks(), labels)
-    output.add(result, f"serve-{load.name}{'-screen' if result.screen else ''}")
-    output.finish()
+    try:
+        output.add(result, f"serve-{load.name}{'-screen' if result.screen else ''}")
+    finally:
+        output.finish()
     return 1 if result.failures else 0
 
 

@@ -43,8 +43,12 @@ def run(arguments: argparse.Namespace) -> int:
     silence = options.seconds("--timeout", arguments.timeout)
     target = client.settle(arguments)
     output = Output(arguments.out, as_json=arguments.json)
-    sound = asyncio.run(_measure(arguments, target, loads, silence, output))
-    output.finish()
+    try:
+        sound = asyncio.run(_measure(arguments, target, loads, silence, output))
+    finally:
+        # Of a series that ends early, what was measured is shown too.
+        if output.results:
+            output.finish()
     return 0 if sound else 1
 
 
