@@ -13,8 +13,10 @@ GPU_PYTHON ?= $(shell test -x $(BIN)/python && echo $(BIN)/python || echo python
 # `down` and `logs` find the containers by the project's name, which is the same for either engine.
 COMPOSE := docker compose --file compose.yaml
 READY  := $(VENV)/.ready-$(ENGINE)
+IMAGE  ?= v100-appliance
+HOST_PYTHON = $(shell test -x $(BIN)/python && echo $(BIN)/python || echo $(PYTHON))
 
-.PHONY: help serve up down logs test test-image lint bench kernels gpu-test lock clean
+.PHONY: help serve up down logs image image-sidecar base-image sbom test test-image lint bench kernels gpu-test lock clean
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
 
@@ -29,6 +31,20 @@ down: ## End the containers; caches and models stay (ARGS=--volumes removes them
 
 logs: ## Follow what the containers say
 	@$(COMPOSE) logs --follow $(ARGS)
+
+image: ## Build the image of ENGINE (v100 or portable) and show the size of its layers (CA_BUNDLE, NETWORK, INDEX_URL)
+	@config/image/build.sh $(ENGINE) $(IMAGE):$(ENGINE) $(ARGS)
+	@$(HOST_PYTHON) -m appliance.image.sizes $(IMAGE):$(ENGINE)
+
+image-sidecar: ## Build the sidecar's image and show the size of its layers
+	@config/image/build.sh sidecar $(IMAGE):sidecar $(ARGS)
+	@$(HOST_PYTHON) -m appliance.image.sizes $(IMAGE):sidecar
+
+base-image: ## Pull the base image, or make it from Debian's packages where no registry is reached
+	@config/image/base.sh $(BASE)
+
+sbom: ## Copy the bills of materials out of the images that are there into build/sbom
+	@config/image/sbom.sh $(IMAGE) build/sbom
 
 test: $(READY) lint ## Set everything up, lint, and run every test (ARGS="..." goes to pytest)
 	@$(BIN)/python -m pytest $(ARGS)

@@ -104,6 +104,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ApplianceError as error:
         print(f"shrink: {error}", file=sys.stderr)
         return error.exit_status
+    except OSError as error:
+        print(f"shrink: {error.filename} cannot be rewritten ({error.strerror}); wanted it in place", file=sys.stderr)
+        return 1
     before, after = sum(each.before for each in done), sum(each.after for each in done)
     print(f"{before / 1e6:8.1f} → {after / 1e6:6.1f} MB  in {len(done)} libraries")
     return 0

@@ -37,3 +37,5 @@ lock sidecar sidecar
 echo 'uv==0.13.9' | "$uv" pip compile - "${options[@]}" -o config/requirements/bootstrap.txt
 { echo '# What the locks hold for tests and checks alone, and no image needs. Written by config/requirements/lock.sh.'; spare; } \
   > config/image/not-in-images.txt
+# What writes an image's bill of materials, and the build backend, beside the images.
+printf '%s\n' 'cyclonedx-bom>=7' 'setuptools==77.0.3' | "$uv" pip compile - "${options[@]}" -o config/image/tools.txt
