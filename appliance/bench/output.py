@@ -44,22 +44,20 @@ class Output:
         try:
             result.write(file)
         except OSError as error:
-            print(json.dumps(result.to_json(), ensure_ascii=False))
-            raise CheckError(
-                f"{file}: cannot be written ({error.strerror}); the result is on standard output"
-            ) from None
+            self._folder, self._as_json = None, True
+            raise CheckError(f"{file}: cannot be written ({error.strerror}); it is on standard output") from None
 
-    def finish(self, roofline: Mapping[str, Any] | None = None, notes: Sequence[str] = ()) -> None:
+    def finish(self) -> None:
         """Print all results and write the reports."""
         written = [result.to_json() for result in self.results]
         text = report.markdown(self.results)
-        if self._folder is not None:
-            write(self._folder / MARKDOWN, text)
-            write_page(self._folder / PAGE, self.results, roofline, notes)
         if self._as_json:
             print(json.dumps(written[0] if len(written) == 1 else written, indent=1, ensure_ascii=False))
         else:
             print(text)
+        if self._folder is not None:
+            write(self._folder / MARKDOWN, text)
+            write_page(self._folder / PAGE, self.results)
 
 
 def write_page(
