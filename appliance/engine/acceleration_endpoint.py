@@ -92,6 +92,8 @@ def _lives(pid: object) -> bool:
 
 
 def _not_polled(record: logging.LogRecord) -> bool:
-    """Whether a record of uvicorn.access is shown: the sidecar asks every few seconds, for as long as it runs."""
-    path = record.args[2] if isinstance(record.args, tuple) and len(record.args) > 2 else None
-    return not (isinstance(path, str) and path.partition("?")[0] == PATH)
+    """Whether a record of uvicorn.access is shown: what the sidecar asks every few seconds is not, unless refused."""
+    if not isinstance(record.args, tuple) or len(record.args) < 5:
+        return True
+    path, status = record.args[2], record.args[4]
+    return not (isinstance(path, str) and path.partition("?")[0] == PATH and status == 200)

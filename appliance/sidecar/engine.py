@@ -89,7 +89,7 @@ class Engine:
         """Why the engine's word is not fresh, None when it is."""
         since = self.asking_since
         if since is not None and (waited := time.monotonic() - since) > WAIT_S:
-            return f"the engine has been asked {waited:.0f} s ago and does not answer"
+            return f"the engine was asked {waited:.0f} s ago and has not answered"
         return self.known.problem
 
     def _ask(self) -> tuple[Record | None, str | None]:

@@ -108,10 +108,11 @@ def test_being_polled_fills_no_log(tmp_path: Path) -> None:
     logger = logging.getLogger("uvicorn.access")
     assert acceleration_endpoint._not_polled in logger.filters
 
-    def shown(path: str) -> bool:
-        return bool(logger.filter(logging.LogRecord("", 20, "", 0, "%s", ("peer", "GET", path, "1.1", 200), None)))
+    def shown(path: str, status: int = 200) -> bool:
+        return bool(logger.filter(logging.LogRecord("", 20, "", 0, "%s", ("peer", "GET", path, "1.1", status), None)))
 
     assert not shown(PATH)
     assert not shown(PATH + "?x=1")
+    assert shown(PATH, 401)
     assert shown("/v1/models")
     logger.removeFilter(acceleration_endpoint._not_polled)

@@ -183,7 +183,7 @@ def test_a_hung_engine_hangs_no_answer(engine: FakeEngine, run_dir: Path) -> Non
             time.sleep(0.02)
         told = answer(services, ask=False).json()
     assert told["stale"] is True
-    assert "does not answer" in told["stale_reason"]
+    assert told["stale_reason"].startswith(("the engine does not answer within", "the engine was asked "))
 
 
 @pytest.mark.usefixtures("quick")
