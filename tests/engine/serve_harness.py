@@ -72,12 +72,12 @@ class Server:
         answer = httpx.get(f"http://127.0.0.1:{self.sidecar_port}/health/{probe}", timeout=5, trust_env=False)
         return answer.status_code, answer.json()
 
-    def wait_ready(self, restarts: int = 0) -> None:
+    def wait_ready(self, restarts: int = 0, seconds: float = START_S) -> None:
         def ready() -> bool:
             assert self.process.poll() is None, self.log[-4000:]
             return self.report().ready_ok and self.phase["restarts"] == restarts
 
-        until(ready, START_S, every=0.25)
+        until(ready, seconds, every=0.25)
         self.look()
 
     def look(self) -> list[psutil.Process]:

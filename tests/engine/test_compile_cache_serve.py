@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from engine_harness import environment, until
-from serve_harness import KEY, Server
+from serve_harness import KEY, START_S, Server
 
 from appliance.cache.stamp import parse
 from appliance.cache.store import Store
@@ -22,7 +22,7 @@ from appliance.cache.store import Store
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(900), pytest.mark.xdist_group("engine")]
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(1200), pytest.mark.xdist_group("engine")]
 
 OTHER_KEY = "sk-test-rotated-44"
 
@@ -40,7 +40,7 @@ def serve(smollm2: Path, state_dir: Path) -> Iterator[Callable[..., dict[str, An
     def one(key: str = KEY) -> dict[str, Any]:
         server = Server(smollm2, state_dir, state_dir / "serve.log", "--no-sidecar", key=key)
         servers.append(server)
-        server.wait_ready()
+        server.wait_ready(seconds=2 * START_S)  # one of them starts its engine twice
         until(lambda: server.cache["sealed"])
         assert server.chat(4).status_code == 200
         server.process.terminate()
