@@ -64,7 +64,8 @@ def throughput(results: Sequence[Result], along: str) -> str | None:
         rate = result.rates.get("output_tokens_per_s")
         at, fixed = (getattr(result.contract.workload, name) for name in (along, other))
         if rate is not None and at is not None and fixed is not None:
-            lines.setdefault((result.kind, fixed), {})[at] = rate
+            kind = f"{result.kind}, screen" if result.screen else result.kind
+            lines.setdefault((kind, fixed), {})[at] = rate
     lines = {key: points for key, points in lines.items() if len(points) > 1}
     if not lines:
         return None

@@ -65,7 +65,13 @@ def section(result: Result) -> Section:
     if result.notes:
         parts.append(("Notes", result.notes))
     parts += [("Contract", _contract(result)), ("Taken on", _environment(result.environment))]
-    return Section(result.title, banner(result), tuple(parts))
+    return Section(title(result), banner(result), tuple(parts))
+
+
+def title(result: Result) -> str:
+    """Return what a result is called; of a screen, and of one that is not sound, its name says so."""
+    marks = [mark for mark, holds in (("SCREEN", result.screen), ("NOT SOUND", result.failures)) if holds]
+    return f"{result.title} [{', '.join(marks)}]" if marks else result.title
 
 
 def banner(result: Result) -> str | None:

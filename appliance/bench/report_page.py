@@ -5,8 +5,8 @@ from __future__ import annotations
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-from appliance.bench import plots
-from appliance.bench.report import Table, section
+from appliance.bench import plots, report
+from appliance.bench.report import Table
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -41,7 +41,7 @@ def page(results: Sequence[Result], roofline: Mapping[str, Any] | None = None, n
 
 
 def _page(results: Sequence[Result], roofline: Mapping[str, Any] | None, notes: Sequence[str]) -> Iterable[str]:
-    title = results[0].title if len(results) == 1 else f"{len(results)} benchmark results"
+    title = report.title(results[0]) if len(results) == 1 else f"{len(results)} benchmark results"
     yield "<!doctype html>"
     yield f'<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
     yield '<meta name="viewport" content="width=device-width, initial-scale=1">'
@@ -50,23 +50,27 @@ def _page(results: Sequence[Result], roofline: Mapping[str, Any] | None, notes: 
     yield f"<h1>{escape(title)}</h1>"
     if len(results) > 1:
         links = (
-            f'<li><a href="#result-{number}">{escape(one.title)}</a></li>' for number, one in enumerate(results, 1)
+            f'<li><a href="#result-{number}">{escape(report.title(one))}</a></li>'
+            for number, one in enumerate(results, 1)
         )
         yield f'<nav aria-label="results"><ol>{"".join(links)}</ol></nav>'
-    yield from _figures([plots.throughput(results, "input_tokens"), plots.throughput(results, "concurrency")])
+    sound = [one for one in results if not one.failures]
+    yield from _figures([plots.throughput(sound, "input_tokens"), plots.throughput(sound, "concurrency")])
     for number, result in enumerate(results, 1):
         yield from _result(result, number, alone=len(results) == 1)
     if roofline is not None and (drawn := plots.rooflines(roofline)):
         yield '<section><h2>Kernels</h2><p class="banner">Predicted: no figure of this plot was measured on a V100.</p>'
         yield from _figures([drawn])
         yield "</section>"
+    if len(sound) < len(results):
+        notes = [*notes, "Results that are not sound are left out of the plots of throughput."]
     notes_text = "".join(f"<p>{escape(note)}</p>" for note in notes)
     yield f"<footer>{notes_text}<p>Written by `appliance bench`; the JSON beside it has every sample.</p></footer>"
     yield "</main></body></html>"
 
 
 def _result(result: Result, number: int, *, alone: bool) -> Iterable[str]:
-    told = section(result)
+    told = report.section(result)
     yield f'<section id="result-{number}">'
     if not alone:
         yield f"<h2>{escape(told.title)}</h2>"

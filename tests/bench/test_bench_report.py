@@ -78,7 +78,7 @@ def test_a_screen_and_a_failure_stand_before_any_figure() -> None:
     assert banner < text.index("## Figures")
     assert "NOT SOUND: 1 request: Internal Server Error." in text
     assert "| over 4 s | 30.230 % |" in text
-    assert "# 32K &lt;serving> \\| screen" in text
+    assert "# 32K &lt;serving> \\| screen [SCREEN, NOT SOUND]" in text
 
 
 def test_what_was_not_told_is_said_to_be_so() -> None:
@@ -114,6 +114,7 @@ def test_the_page_is_whole_and_fetches_nothing() -> None:
     assert "<serving>" not in text
     assert "a note & more" in page.text
     assert "Predicted: no figure of this plot was measured on a V100." in page.text
+    assert "Results that are not sound are left out of the plots of throughput." in page.text
 
 
 def test_every_plot_has_a_name_and_is_well_formed() -> None:
