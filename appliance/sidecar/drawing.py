@@ -19,6 +19,10 @@ LANE_GAP = 5.0
 """Distance between two lanes of one pair."""
 
 
+MOST_LANES = 18
+"""NVLinks of the largest GPU; a record that claims more must not fill the memory."""
+
+
 @dataclass(frozen=True)
 class Box:
     """One GPU, by its upper left corner."""
@@ -66,7 +70,8 @@ def draw(machine: Machine, chosen: Collection[int]) -> tuple[Drawing, ...]:
 
 def nvlinks(machine: Machine, a: int, b: int) -> int:
     """Return how many NVLinks join the GPUs at places `a` and `b` of the machine's list, in the weaker direction."""
-    return min(link.nvlinks if link.kind == "nvlink" else 0 for link in (machine.links[a][b], machine.links[b][a]))
+    there = (machine.links[a][b], machine.links[b][a])
+    return min(MOST_LANES, *(link.nvlinks if link.kind == "nvlink" else 0 for link in there))
 
 
 def _groups(machine: Machine) -> list[list[int]]:

@@ -6,8 +6,8 @@ import json
 import logging
 from datetime import UTC, datetime
 
-PROBED = ("/health/", "/metrics")
-"""Asked every few seconds for as long as the appliance runs; their requests are not logged."""
+PROBED = ("/health/", "/metrics", "/v1/status")
+"""Asked every few seconds for as long as the appliance runs, or a status page is open; they are not logged."""
 
 
 def configure(form: str) -> None:

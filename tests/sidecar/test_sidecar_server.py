@@ -207,7 +207,7 @@ def test_probes_answer_while_the_files_are_replaced(run_dir: Path, put: Put) -> 
 
 def test_probes_are_not_logged_and_other_requests_are(run_dir: Path) -> None:
     with sidecar(run_dir, "--log-format", "json") as (process, url):
-        for path in ("/health/live", "/metrics", "/v1/version", "/%0aINFO: forged"):
+        for path in ("/health/live", "/metrics", "/v1/status", "/v1/version", "/%0aINFO: forged"):
             httpx.get(url + path)
         process.terminate()
         status, log = ended(process)

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import httpx
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from appliance import paths
 from appliance.acceleration import report
@@ -301,3 +303,48 @@ def test_ages_for_people(seconds: float | None, text: str) -> None:
 )
 def test_sizes_for_people(value: float | None, text: str) -> None:
     assert view.size(value) == text
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=6,
+)
+PLANNED = ("gpus", "machine", "selection", "settings", "served_model_name", "title", "warnings", "versions", "memory")
+TOLD = ("routes", "expected_acceleration", "missing", "enabled", "profile", "kernels", "more")
+SAID = ("phase", "at", "since", "started", "budget_s", "stopped", "models", "reason", "progress")
+ASKED = ("/status", "/v1/status", "/metrics", "/v1/cache", "/v1/sm70/acceleration", "/v1/topology", "/v1/profile")
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    plan=st.dictionaries(st.sampled_from(PLANNED), JSON, max_size=2),
+    acceleration=st.dictionaries(st.sampled_from(TOLD), JSON, max_size=2),
+    phase=st.dictionaries(st.sampled_from(SAID), JSON, max_size=2),
+    heartbeat=st.dictionaries(st.sampled_from(("at", "step", "generation_tokens", "running", "pid")), JSON, max_size=2),
+    cache=st.dictionaries(st.sampled_from(("enabled", "key", "state", "reason", "sealed", "more")), JSON, max_size=4),
+)
+def test_whatever_the_records_hold_there_is_an_answer(
+    plan: Any, acceleration: Any, phase: Any, heartbeat: Any, cache: Any, run_dir: Path, put: Put
+) -> None:
+    put(plan=plan, acceleration=acceleration, phase=phase, heartbeat=heartbeat)
+    rundir.write(run_dir, rundir.CACHE, cache)
+    app = create_app(Services(Options(run_dir, cache_dir=run_dir / "cache")))
+
+    async def ask() -> dict[str, int]:
+        transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+        async with httpx.AsyncClient(transport=transport, base_url="http://sidecar") as client:
+            return {path: (await client.get(path)).status_code for path in ASKED}
+
+    found = asyncio.run(ask())
+    assert (found["/status"], found["/v1/status"], found["/metrics"]) == (200, 200, 200)
+    assert set(found.values()) <= {200, 503}
+
+
+def test_a_machine_that_claims_a_million_links_is_drawn_all_the_same(get: Get, put: Put) -> None:
+    machine = recorded.load(paths.TOPOLOGIES / "4xv100-sxm2-16gb.json").to_json()
+    for row in machine["links"]:
+        for link in row:
+            link["nvlinks"] = 10**9 if link["kind"] == "nvlink" else 0
+    put(plan={"machine": machine})
+    assert len(Page(get("/status").text).all("line")) == 6 * 18
