@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
+from bisect import bisect_right
 from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -87,18 +89,29 @@ def read(run_dir: Path, since: float = 0.0) -> Record:
             continue
         except (OSError, UnicodeDecodeError) as error:
             raise CheckError(f"{file}: cannot be read ({error}); wanted the engine's step record") from None
-    return parse(lines, since)
+    # Of the hundreds of thousands of lines that a long-running engine keeps, only the last ones are wanted.
+    first = bisect_right(lines, since, key=_moment)
+    return parse(lines[first:], since, before=first)
 
 
-def parse(lines: Iterable[str], since: float = 0.0) -> Record:
+def _moment(line: str) -> float:
+    try:
+        return float(json.loads(line)["t"])
+    except (ValueError, KeyError, TypeError):
+        return math.inf
+
+
+def parse(lines: Iterable[str], since: float = 0.0, *, before: int = 0) -> Record:
     """Return the steps in lines of steps.jsonl. A last line that is still being written is left for later.
+
+    `before` lines of the record precede the first of `lines`.
 
     Raises CheckError for a line that no engine of ours wrote.
     """
     steps: list[Step] = []
     lost = 0
     broken = None
-    for number, line in enumerate(lines, 1):
+    for number, line in enumerate(lines, before + 1):
         if broken is not None:
             raise CheckError(f"step record, line {broken}: no step in JSON; wanted the lines of {rundir.STEPS}")
         try:

@@ -99,6 +99,7 @@ def test_the_record_is_read_over_its_rotation_and_from_a_moment_on(tmp_path: Pat
     assert whole.idle
     middle = whole.steps[14].t
     assert traces.read(tmp_path, middle).steps == whole.steps[15:]
+    assert traces.read(tmp_path, whole.steps[-1].t).steps == ()
     assert traces.read(tmp_path, middle).generated == sum(step.generated_tokens for step in whole.steps[15:])
 
 
