@@ -36,8 +36,7 @@ class Generation:
     """What is known of a generation without reading its artefacts. Times in seconds since the epoch.
 
     `files` counts files and `size_bytes` adds them up, stamped or not. `in_use` is true while an engine holds it, and
-    while it is opened, verified, exported or removed. `folder` is where it is. `tokens` tells whether a start can
-    compare greedy tokens.
+    while it is opened, verified, exported or removed. `tokens` tells whether a start can compare greedy tokens.
     """
 
     key: str

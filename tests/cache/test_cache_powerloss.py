@@ -207,3 +207,48 @@ def start_on_another_boot(root: Path, where: str) -> str:
         left = sorted(path.name for path in (root / "generations").iterdir() if not path.name.startswith(".import-"))
         assert left == [KEY], where
     return state
+
+
+@pytest.mark.parametrize("act", ["a first seal", "a seal of what came later", "a drop", "a rebuild"])
+def test_a_process_may_be_killed_before_any_step(base: Path, act: str) -> None:
+    """The machine keeps its power: nothing is lost, but what was begun is never finished."""
+    before, work = ACTS[act]
+    stop, steps = 0, 1
+    while stop <= steps:
+        root = prepare(base, before)
+        disk = Disk(stop)
+        with pytest.MonkeyPatch.context() as patch:
+            disk.install(patch)
+            with suppress(PowerLossError):
+                work(root)
+        with Store(root).open(KEY, PARTS) as lease:
+            found = contents(lease.folder)
+            if lease.state == "warm":
+                stamped = ARTEFACTS | LATE if found.keys() > ARTEFACTS.keys() else ARTEFACTS
+                assert found == (LATE if lease.tokens == [1] else stamped), disk.steps[-1:]
+            elif lease.state == "cold":
+                assert found == {}
+            fill(lease.folder)
+            assert lease.seal(TOKENS).sealed
+        with Store(root).open(KEY, PARTS) as lease:
+            assert lease.state == "warm"
+        stop, steps = stop + 1, max(steps, len(disk.steps))
+
+
+def test_a_start_that_is_killed_while_it_clears_up_after_a_power_loss_leaves_nothing_of_it(base: Path) -> None:
+    """What the lost boot left half written must not pass for this boot's, however far the clearing came."""
+    stop, steps = 0, 1
+    while stop <= steps:
+        root = prepare(base, before=True)
+        fill(root / "generations" / KEY, {"triton/TORN/a.cubin": b"half", "cuda/1/index": b"half"})
+        disk = Disk(stop)
+        with pytest.MonkeyPatch.context() as patch:
+            another_boot(patch)
+            disk.install(patch)
+            with suppress(PowerLossError):
+                Store(root).open(KEY, PARTS).close()
+        with pytest.MonkeyPatch.context() as patch:
+            another_boot(patch)
+            with Store(root).open(KEY, PARTS) as lease:
+                assert (lease.state, contents(lease.folder)) == ("warm", ARTEFACTS), disk.steps[-1:]
+        stop, steps = stop + 1, max(steps, len(disk.steps))

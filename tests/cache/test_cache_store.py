@@ -31,6 +31,7 @@ from appliance.cache.store import FOLDERS, Removed, Store, UnusableError
 from appliance.errors import CheckError
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
     from pathlib import Path
 
 
@@ -251,6 +252,30 @@ def test_a_file_that_the_engine_itself_rewrote_is_hashed_again_at_the_next_seal(
         fill(lease.folder, {"inductor/xy/cxyz.py": b"def call(): 1.2\n"})
         assert lease.seal().sealed
     assert opened(tmp_path) == ("warm", "verified")
+
+
+def test_what_another_writer_takes_away_during_the_hashing_is_not_stamped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = scan.hash_files
+
+    def hash_files(where: Path, names: Collection[str]) -> object:
+        done = real(where, names)
+        (where / "vllm/modelinfos/tmpabc").unlink()
+        fill(where, {"vllm/modelinfos/llama.json": b"second"})
+        return done
+
+    with held(tmp_path) as lease:
+        fill(lease.folder, ARTEFACTS | {"vllm/modelinfos/tmpabc": b"x", "vllm/modelinfos/llama.json": b"first"})
+        with monkeypatch.context() as patch:
+            patch.setattr(scan, "hash_files", hash_files)
+            assert lease.seal(TOKENS).sealed
+    with held(tmp_path) as lease:
+        assert (lease.state, lease.detail) == ("warm", "4 files are as they were sealed")
+        assert lease.seal().sealed
+    stamp = Place(tmp_path, KEY).look().stamp
+    assert stamp is not None
+    assert len(stamp.files) == 5
 
 
 def test_tokens_of_the_first_seal_stand_and_a_stamp_without_them_takes_them_later(tmp_path: Path) -> None:
