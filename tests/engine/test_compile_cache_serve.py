@@ -124,6 +124,6 @@ print(hash_factors(envs.compile_factors()))
 
 
 def test_vllms_own_hash_does_not_follow_the_key(tmp_path: Path) -> None:
-    take = "from appliance.engine import api_key; api_key.take(os.environ)"
+    take = "import os; from appliance.engine import api_key; api_key.take(os.environ)"
     assert vllm_hash(tmp_path, KEY, take) == vllm_hash(tmp_path, OTHER_KEY, take)
     assert vllm_hash(tmp_path, KEY, "") != vllm_hash(tmp_path, OTHER_KEY, ""), "else there is nothing to mend"
