@@ -6,7 +6,7 @@ being in capitals, headers name their template parameters in small letters.
 
     RMS_NORM = Kernel("rms_norm", source="norm/rms_norm.cu", entry="rms_norm", params="PPPifI", constants=("THREADS",))
     WIDE = Specialisation(RMS_NORM, {"THREADS": 320})
-    sm70_kernels.launch.launch(WIDE, grid=(tokens,), block=320, args=(out, x, weight, hidden, eps, stride))
+    sm70_kernels.launch.launch(WIDE, grid=tokens, args=(out, x, weight, hidden, eps, stride))
 
 The tables of what is built ahead of time live in the modules that `FAMILIES` names; each has
 `SPECIALISATIONS: tuple[Specialisation, ...]` and imports no torch. A specialisation that is in none of them is compiled

@@ -132,14 +132,14 @@ def overheads() -> dict[str, float]:
     spec = elementwise.rms_norm(x.shape[-1], True, 0)
     assert spec is not None
     arguments = (out, 0, x, 0, weight, x.shape[0], x.shape[-1], x.stride(0), 0, eps)
-    launch(spec, x.shape[0], spec.threads, arguments)
+    launch(spec, x.shape[0], arguments)
     function = launcher._FUNCTIONS[spec, torch.cuda.current_device()]
     ready = tuple(value.data_ptr() if isinstance(value, torch.Tensor) else value for value in arguments)
     stream = torch.cuda.current_stream().cuda_stream
     fixed = (function._handle, x.shape[0], 1, 1, spec.threads // 32, 0, function._kinds, ready, stream)
     timed = {
         "call": lambda: function._launch(*fixed),
-        "launch": lambda: launch(spec, x.shape[0], spec.threads, arguments),
+        "launch": lambda: launch(spec, x.shape[0], arguments),
         "operator": lambda: torch.ops.sm70.rms_norm(x, weight, eps),
         "torch_add_out": lambda: torch.add(x, x, out=out),
         "torch_add": lambda: torch.add(x, x),

@@ -38,15 +38,14 @@ class Emulator:
         self._folder = folder
         self._compiled: dict[str, ctypes.CDLL] = {}
 
-    def launch(self, spec: Specialisation, grid: int | tuple[int, int, int], block: int, args: Sequence[Any]) -> None:
+    def launch(self, spec: Specialisation, grid: int | tuple[int, int, int], args: Sequence[Any]) -> None:
         extent = (grid, 1, 1) if isinstance(grid, int) else grid
-        assert block == spec.threads
         if spec.name not in self._compiled:
             self._compiled[spec.name] = self._compile(spec)
         values = [each.data_ptr() if hasattr(each, "data_ptr") else each for each in args]
         arguments = [TYPES[letter](value) for letter, value in zip(spec.kernel.params, values, strict=True)]
         addresses = (ctypes.c_void_p * len(arguments))(*[ctypes.addressof(each) for each in arguments])
-        finished = self._compiled[spec.name].emulate(*extent, block, self.seed, addresses)
+        finished = self._compiled[spec.name].emulate(*extent, spec.threads, self.seed, addresses)
         assert finished, f"{spec.name}: its threads wait for one another for ever"
 
     def _compile(self, spec: Specialisation) -> ctypes.CDLL:

@@ -92,7 +92,7 @@ def test_rows_taken_several_at_once_have_the_bits_of_rows_alone(
 def test_the_lane_maps_load_and_store_a_product(emulator: Emulator) -> None:
     a, b = questions._products(shapes.Case("mma_lanes", {"seed": 1}), CPU)
     c = torch.full((4, 8, 8), float("nan"))
-    emulator.launch(hardware.MMA_LANES, 1, 32, (c, a, b))
+    emulator.launch(hardware.MMA_LANES, 1, (c, a, b))
     assert torch.allclose(c, a.float() @ b.float(), rtol=0, atol=1e-5)
 
 
@@ -104,13 +104,13 @@ def test_warps_hand_over_through_two_buffers(
     for seed in range(5):
         emulator.seed = seed
         out = torch.full((128,), float("nan"))
-        emulator.launch(hardware.NAMED_BARRIER if named else hardware.BLOCK_BARRIER, 1, 128, (out, x, x.shape[0]))
+        emulator.launch(hardware.NAMED_BARRIER if named else hardware.BLOCK_BARRIER, 1, (out, x, x.shape[0]))
         assert torch.equal(out, questions._sums(x, named))
 
 
 def test_every_code_comes_through_the_tensor_core(emulator: Emulator) -> None:
     out = torch.full((3, 256), float("nan"))
-    emulator.launch(hardware.DEQUANT_CODES, 1, 32, (out,))
+    emulator.launch(hardware.DEQUANT_CODES, 1, (out,))
     codes = torch.arange(256)
     out[1, (codes & 0x7C) == 0x7C] = 0
     assert torch.equal(out.double(), questions._values(codes))

@@ -23,6 +23,8 @@ ODD = Specialisation(
     Kernel("odd", source="odd.cu", entry="odd", params="PiPfqI", constants=("THREADS",)), {"THREADS": 96}
 )
 
+SHARED = Specialisation(ODD.kernel, {"THREADS": 96}, shared_bytes=256)
+
 
 class Driver:
     """Stands in for torch's launcher: keeps what a launch passed."""
@@ -67,8 +69,7 @@ class OnGpu:
 
 
 def test_one_number_is_one_dimension_and_the_specialisation_knows_its_shared_memory(driver: Driver) -> None:
-    spec = Specialisation(ODD.kernel, {"THREADS": 96}, shared_bytes=512)
-    launcher.launch(spec, 9, 96, (1, 2, OnGpu(3), 4.0, 5, 6))
+    launcher.launch(SHARED, 9, (1, 2, OnGpu(3), 4.0, 5, 6))
     assert driver.launches == [
         {
             "handle": 4711,
@@ -76,7 +77,7 @@ def test_one_number_is_one_dimension_and_the_specialisation_knows_its_shared_mem
             "values": (1, 2, 3, 4.0, 5, 6),
             "grid": (9, 1, 1),
             "warps": 3,
-            "shared": 512,
+            "shared": 256,
             "stream": 77,
         }
     ]
@@ -100,12 +101,12 @@ import torch
 from unittest import mock
 from sm70_kernels.launch import launcher
 from sm70_kernels.registry import Kernel, Specialisation
-spec = Specialisation(Kernel("odd", "odd.cu", "odd", "PiPfqI", ("THREADS",)), {"THREADS": 96})
+spec = Specialisation(Kernel("odd", "odd.cu", "odd", "PiPfqI", ("THREADS",)), {"THREADS": 96}, shared_bytes=256)
 torch._C._cuda_getDevice, torch._C._cuda_getCurrentRawStream = lambda: 0, lambda device: 77
 launcher.load_function = lambda spec, device: 4711
 for depth in (1, 9):
     try:
-        launcher.launch(spec, (3, 2, depth), 96, (0xABCDEF0123456789, -5, 0, 0.25, -(2**40), 2**32 - 1), 256)
+        launcher.launch(spec, (3, 2, depth), (0xABCDEF0123456789, -5, 0, 0.25, -(2**40), 2**32 - 1))
     except Exception as error:
         print(error.reason, error)
 """
@@ -123,13 +124,13 @@ def test_parameters_arrive_as_the_kernel_reads_them(tmp_path: Path) -> None:
     assert ran.stdout.splitlines() == [
         f"4711 3 2 1 {passed}",
         f"4711 3 2 9 {passed}",
-        "launch_failed:odd odd-threads96 cannot be launched on (3, 2, 9) blocks: CUDA driver error: the stub refuses",
+        f"launch_failed:odd {SHARED.name} cannot be launched on (3, 2, 9) blocks: CUDA driver error: the stub refuses",
     ]
 
 
 def test_blocks_are_whole_warps(driver: Driver) -> None:
     with pytest.raises(ValueError, match="odd-threads48: a block of 48 threads is not made of whole warps"):
-        launcher.launch(Specialisation(ODD.kernel, {"THREADS": 48}), 1, 48, (1, 2, 3, 4.0, 5, 6))
+        launcher.launch(Specialisation(ODD.kernel, {"THREADS": 48}), 1, (1, 2, 3, 4.0, 5, 6))
 
 
 def test_a_kernel_is_loaded_once(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,26 +142,23 @@ def test_a_kernel_is_loaded_once(driver: Driver, monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(launcher, "load_function", load)
     for _ in range(3):
-        launcher.launch(ODD, 1, 96, (1, 2, 3, 4.0, 5, 6))
+        launcher.launch(ODD, 1, (1, 2, 3, 4.0, 5, 6))
     assert loads == ["odd-threads96"]
 
 
 @pytest.mark.parametrize(
-    ("block", "arguments", "says"),
+    ("arguments", "says"),
     [
-        (64, (1, 2, 3, 4.0, 5, 6), "odd-threads96 is built for blocks of 96 threads, not 64"),
-        (96, (1, 2, 3, 4.0, 5), "odd-threads96 takes parameters PiPfqI, not"),
-        (96, (1, 2**31, 3, 4.0, 5, 6), "odd-threads96 takes parameters PiPfqI, not"),
-        (96, (OnGpu(1, -1), 2, 3, 4.0, 5, 6), "a tensor is on cpu, the current device is cuda:0"),
-        (96, (OnGpu(1), 2, OnGpu(1, 1), 4.0, 5, 6), "a tensor is on cuda:1, the current device is cuda:0"),
+        ((1, 2, 3, 4.0, 5), "odd-threads96 takes parameters PiPfqI, not"),
+        ((1, 2**31, 3, 4.0, 5, 6), "odd-threads96 takes parameters PiPfqI, not"),
+        ((OnGpu(1, -1), 2, 3, 4.0, 5, 6), "a tensor is on cpu, the current device is cuda:0"),
+        ((OnGpu(1), 2, OnGpu(1, 1), 4.0, 5, 6), "a tensor is on cuda:1, the current device is cuda:0"),
     ],
-    ids=["block", "too few", "too big", "cpu", "two devices"],
+    ids=["too few", "too big", "cpu", "two devices"],
 )
-def test_arguments_that_do_not_fit_are_refused(
-    driver: Driver, block: int, arguments: tuple[object, ...], says: str
-) -> None:
+def test_arguments_that_do_not_fit_are_refused(driver: Driver, arguments: tuple[object, ...], says: str) -> None:
     with pytest.raises(ValueError, match=says):
-        launcher.launch(ODD, 1, block, arguments)
+        launcher.launch(ODD, 1, arguments)
     assert not driver.launches
 
 
@@ -168,7 +166,7 @@ def test_a_refused_launch_says_what_the_driver_said(driver: Driver) -> None:
     driver.fails = "CUDA driver error: invalid argument"
     says = "odd-threads96 cannot be launched on 1 blocks: CUDA driver error: invalid argument"
     with pytest.raises(KernelError, match=says) as caught:
-        launcher.launch(ODD, 1, 96, (1, 2, 3, 4.0, 5, 6))
+        launcher.launch(ODD, 1, (1, 2, 3, 4.0, 5, 6))
     assert caught.value.reason == "launch_failed:odd"
 
 

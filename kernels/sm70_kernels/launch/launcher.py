@@ -28,16 +28,13 @@ _KINDS = str.maketrans("PqQ", "KlK")
 """The letters of `Kernel.params` in the alphabet of torch's launcher, where the others are the same."""
 
 
-def launch(
-    spec: Specialisation, grid: Extent, block: int, args: Sequence[Argument], shared_bytes: int | None = None
-) -> None:
+def launch(spec: Specialisation, grid: Extent, args: Sequence[Argument]) -> None:
     """Launch `spec` on the current stream of its tensors' device.
 
-    `grid` counts blocks, as one number or (x, y, z), and `block` threads; `args` has a tensor (its address is passed)
-    or a number for each letter of the kernel's `params`; `shared_bytes` is the dynamic shared memory, that of `spec` by
-    default. The first launch on a device loads the kernel (`prepare` does so ahead of time). The caller keeps tensors
-    alive as for any torch operator. Raises KernelError when the kernel cannot be had or the driver refuses the launch,
-    ValueError for arguments that do not fit the kernel.
+    `grid` counts blocks, as one number or (x, y, z); `args` has a tensor (its address is passed) or a number for each
+    letter of the kernel's `params`. The first launch on a device loads the kernel (`prepare` does so ahead of time).
+    The caller keeps tensors alive as for any torch operator. Raises KernelError when the kernel cannot be had or the
+    driver refuses the launch, ValueError for arguments that do not fit the kernel.
     """
     device = torch._C._cuda_getDevice()
     values: list[int | float] = []
@@ -53,10 +50,10 @@ def launch(
             if where < 0 or values:
                 raise ValueError(f"{spec.name}: a tensor is on {tensor.device}, the current device is cuda:{device}")
             with torch.cuda.device(where):
-                return launch(spec, grid, block, args, shared_bytes)
+                return launch(spec, grid, args)
         values.append(tensor.data_ptr())
     function = _FUNCTIONS.get((spec, device)) or prepare(spec, device)
-    function(grid, block, values, spec.shared_bytes if shared_bytes is None else shared_bytes)
+    function(grid, values)
     return None
 
 
@@ -72,7 +69,7 @@ def prepare(spec: Specialisation, device: int) -> _Function:
 class _Function:
     """A loaded kernel, ready to be launched from any thread."""
 
-    __slots__ = ("_device", "_fits", "_handle", "_kinds", "_launch", "_spec", "_stream", "_warps")
+    __slots__ = ("_device", "_fits", "_handle", "_kinds", "_launch", "_shared", "_spec", "_stream", "_warps")
 
     def __init__(self, spec: Specialisation, device: int, handle: int) -> None:
         if spec.threads % 32:
@@ -81,16 +78,15 @@ class _Function:
         self._device = device
         self._handle = handle
         self._warps = spec.threads // 32
+        self._shared = spec.shared_bytes
         self._kinds = spec.kernel.params.translate(_KINDS)
         self._fits = struct.Struct(spec.kernel.params).pack
         self._launch = _torch_launch()
         # What torch.compile's own launchers ask; torch.cuda.current_stream() makes an object first.
         self._stream: Callable[[int], int] = torch._C._cuda_getCurrentRawStream
 
-    def __call__(self, grid: Extent, block: int, values: list[int | float], shared_bytes: int) -> None:
-        x, y, z = (grid, 1, 1) if isinstance(grid, int) else grid
-        if block != self._spec.threads:
-            raise ValueError(f"{self._spec.name} is built for blocks of {self._spec.threads} threads, not {block}")
+    def __call__(self, grid: Extent, values: list[int | float]) -> None:
+        x, y, z = grid if type(grid) is tuple else (grid, 1, 1)
         try:
             self._fits(*values)
         except struct.error as error:
@@ -98,7 +94,7 @@ class _Function:
             raise ValueError(f"{self._spec.name} takes parameters {wanted}, not {values}: {error}") from error
         stream = self._stream(self._device)
         try:
-            self._launch(self._handle, x, y, z, self._warps, shared_bytes, self._kinds, tuple(values), stream)
+            self._launch(self._handle, x, y, z, self._warps, self._shared, self._kinds, tuple(values), stream)
         except RuntimeError as error:
             text = f"{self._spec.name} cannot be launched on {grid} blocks: {error}"
             raise KernelError(f"launch_failed:{self._spec.kernel.name}", text) from error

@@ -55,7 +55,7 @@ def native(
     out = new((rows, n), x.dtype, x.device)
     partials = torch.empty(plan.partials, dtype=torch.float32, device=x.device) if plan.partials else 0
     sizes = (rows, n, k, layer.tiles, layer.blocks, stride(x, 0))
-    launch(plan.spec, plan.grid, plan.spec.threads, (out, x, weight, scale, partials, counters, *sizes))
+    launch(plan.spec, plan.grid, (out, x, weight, scale, partials, counters, *sizes))
     return out
 
 
@@ -75,7 +75,7 @@ def expanded(
         count = min(at_once, tiles - first)
         half = count * TILE * width
         grid = (-(-layer.blocks // (spec.threads // 32)), count * halves, 1)
-        launch(spec, grid, spec.threads, (workspace, weight, scale, layer.blocks, first * halves, half, 1 / unit))
+        launch(spec, grid, (workspace, weight, scale, layer.blocks, first * halves, half, 1 / unit))
         start, stop = first * TILE, min((first + count) * TILE, n)
         for number in range(halves):
             matrix = workspace[number * half : (number + 1) * half].view(-1, width)[: stop - start, :k]

@@ -20,7 +20,7 @@ def _gate(x: torch.Tensor, gate: torch.Tensor, *, silu: bool) -> torch.Tensor:
         strides = (stride(x, 0), stride(x, 1), stride(gate, 0), stride(gate, 1))
         spec = elementwise.gate(sixteen_bytes((x, gate), (width, *strides)), silu)
         blocks = -(-heads * width // (spec.threads * spec.constants["WIDTH"]))
-        launch(spec, (tokens, blocks, 1), spec.threads, (out, x, gate, heads, width, *strides))
+        launch(spec, (tokens, blocks, 1), (out, x, gate, heads, width, *strides))
     return out
 
 

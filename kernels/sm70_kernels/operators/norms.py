@@ -44,7 +44,7 @@ def _norm_rows(
     nothing = 0
     pointers = (out, nothing if total is None else total, rows, nothing if carried is None else carried, weight)
     blocks = -(-count // spec.constants["ROWS"])
-    launch(spec, blocks, spec.threads, (*pointers, count, hidden, step, carried_step, eps))
+    launch(spec, blocks, (*pointers, count, hidden, step, carried_step, eps))
     return out, total
 
 
@@ -84,7 +84,7 @@ def _gated_rms_norm(x: torch.Tensor, z: torch.Tensor, weight: torch.Tensor, eps:
         if not sixteen_bytes((x, z, weight), strides):
             raise refused(name, "rows on 16-byte boundaries", f"strides {strides}")
         blocks = -(-tokens * heads // (spec.threads // (head // 8)))
-        launch(spec, blocks, spec.threads, (out, x, z, weight, tokens, heads, *strides, eps))
+        launch(spec, blocks, (out, x, z, weight, tokens, heads, *strides, eps))
     return out
 
 

@@ -71,7 +71,7 @@ def _qk_norm_mrope(
         axis_stride = positions.stride(0) if positions.ndim == 2 else 0
         counts = (tokens, q_heads, k_heads, cos_sin_cache.shape[0], sections[1], sections[2])
         blocks = -(-tokens * (q_heads + k_heads) // (spec.threads // spec.constants["LANES"]))
-        launch(spec, blocks, spec.threads, (q_out, k_out, *pointers, positions, *counts, *strides, axis_stride, eps))
+        launch(spec, blocks, (q_out, k_out, *pointers, positions, *counts, *strides, axis_stride, eps))
     return q_out, k_out
 
 

@@ -25,7 +25,7 @@ def _multiply(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     if a.device.type == "cpu":
         return a.float() @ b.float()
     c = new((4, 8, 8), torch.float32, a.device)
-    launch(MMA_LANES, 1, MMA_LANES.threads, (c, a, b))
+    launch(MMA_LANES, 1, (c, a, b))
     return c
 
 
@@ -37,7 +37,7 @@ def _dequantise(codes: torch.Tensor) -> torch.Tensor:
     if codes.device.type == "cpu":
         return _values(codes).float()
     out = new((3, 256), torch.float32, codes.device)
-    launch(DEQUANT_CODES, 1, DEQUANT_CODES.threads, (out,))
+    launch(DEQUANT_CODES, 1, (out,))
     # E5M2's infinities and what is not a number, 0x7C to 0x7F and 0xFC to 0xFF, share a tensor core column with nothing
     # else, and have no value to compare.
     out[1, (codes & 0x7C) == 0x7C] = 0
@@ -59,7 +59,7 @@ def _hand_over(x: torch.Tensor, named: bool) -> torch.Tensor:
         return _sums(x, named)
     out = new((128,), torch.float32, x.device)
     spec = NAMED_BARRIER if named else BLOCK_BARRIER
-    launch(spec, 1, spec.threads, (out, x, x.shape[0]))
+    launch(spec, 1, (out, x, x.shape[0]))
     return out
 
 
