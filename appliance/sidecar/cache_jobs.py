@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import itertools
 import logging
+import os
 import threading
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Literal
@@ -18,6 +20,12 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 Action = Literal["prune", "verify", "seal", "remove"]
+
+
+def step_back() -> None:
+    """Let this thread run only where the answering one does not want to. Linux has a priority for each thread."""
+    with suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
 
 
 class Busy(Exception):  # noqa: N818 - answered with 409, not an error of the sidecar
@@ -73,6 +81,7 @@ class Jobs:
         return job
 
     def _run(self, job: Job, work: Callable[[Job], Any]) -> None:
+        step_back()
         try:
             job.result = work(job)
             job.state = "done"

@@ -73,6 +73,20 @@ def test_a_chat_is_answered_with_the_key_and_refused_without(server: Server) -> 
     assert refused.status_code == 401
 
 
+def test_the_acceleration_is_told_with_the_key_and_through_the_sidecar(server: Server) -> None:
+    server.wait_ready()
+    path, sidecar = "/v1/sm70/acceleration", f"http://127.0.0.1:{server.sidecar_port}"
+    assert httpx.get(f"{server.http.base_url}{path}", trust_env=False).status_code == 401
+    told = server.http.get(path)
+    assert told.status_code == 200
+    through = httpx.get(f"{sidecar}{path}", trust_env=False).json()
+    assert (through["source"], through["stale"]) == ("engine", False)
+    assert through["routes"] == told.json()["routes"]
+    cache = httpx.get(f"{sidecar}/v1/cache", trust_env=False).json()
+    assert [one["in_use"] for one in cache["generations"] if one["current"]] == [True]
+    assert httpx.get(f"{sidecar}/status", trust_env=False).status_code == 200
+
+
 def test_the_key_is_in_no_process_but_the_one_that_asks_for_it(server: Server) -> None:
     server.wait_ready()
     assert KEY.encode() not in Path(f"/proc/{server.pid('core')}/environ").read_bytes()

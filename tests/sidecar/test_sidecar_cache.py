@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import threading
 import time
 from typing import TYPE_CHECKING, Any
@@ -384,6 +385,21 @@ def test_one_job_at_a_time_its_progress_and_health_meanwhile(ask: Asker, monkeyp
         assert time.monotonic() < end
     assert (job["state"], job["result"]) == ("done", {key: []})
     assert ask("DELETE", f"/v1/cache/{key}").status_code == 200
+
+
+def test_a_job_steps_back_for_the_answers(ask: Asker, monkeypatch: pytest.MonkeyPatch) -> None:
+    key = ask.unused("any")
+    before = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+    seen: list[int] = []
+
+    def look(*_: Any) -> list[Any]:
+        seen.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
+        return []
+
+    monkeypatch.setattr(Store, "verify", look)
+    assert ask("POST", "/v1/cache/verify", json={"key": key}).status_code == 200
+    assert seen == [19]
+    assert os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) == before
 
 
 def test_a_disk_that_refuses_is_told(ask: Asker, monkeypatch: pytest.MonkeyPatch) -> None:
