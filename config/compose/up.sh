@@ -25,6 +25,7 @@ say "${COMPOSE_FILE:-the files that .env names}"
 docker compose config --quiet || fail "compose refuses its files or .env, see above" 2
 set_by_hand ENGINE_IMAGE || config/image/build.sh "$engine" "v100-appliance:$engine"
 set_by_hand SIDECAR_IMAGE || config/image/build.sh sidecar v100-appliance:sidecar
+started=$SECONDS
 docker compose up --detach --no-build --quiet-pull || fail "the containers did not start, see above"
 
 container=$(docker compose ps --all --quiet engine)
@@ -55,7 +56,7 @@ done
 [ ! -t 1 ] || printf '\r\033[K'
 
 reach() { docker compose port "$1" "$2" | sed 's/^0\.0\.0\.0:/127.0.0.1:/; s/^\[::\]:/[::1]:/'; }
-say "ready"
+say "ready, $((SECONDS - started)) s after \`docker compose up\`"
 echo
 echo "  OpenAI API   http://$(reach engine 8000)/v1"
 echo "  status       http://$(reach sidecar 8001)"

@@ -9,7 +9,6 @@ import shutil
 import socket
 import subprocess
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import docker
@@ -20,15 +19,19 @@ from appliance.paths import ROOT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+    from pathlib import Path
 
 FILES = ("compose.yaml", "compose.portable.yaml")
 MODEL = "smollm2-135m-instruct"
 HEALTHCHECKS = "/opt/appliance/healthchecks"
 RUN = "/run/appliance"
+GIVEN = ("ENGINE_IMAGE", "SIDECAR_IMAGE")
+"""Variables of compose.yaml that name images made before; when both are set nothing is built."""
 
-START_S = 400.0
-"""A start, with the conversion of the model, on a busy machine."""
-BUILD_S = 2400.0
+START_S = 900
+"""A start, with the conversion of the model and a compiler's run, on a busy machine."""
+BUILD_S = 2400
+DRAIN_S = 300
 
 
 def free_port() -> int:
@@ -37,7 +40,7 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def until(true: Callable[[], Any], seconds: float = 60.0, every: float = 0.2) -> Any:
+def until(true: Callable[[], Any], seconds: float = 120.0, every: float = 0.2) -> Any:
     """Wait until `true()` holds and return what it returned."""
     end = time.monotonic() + seconds
     while not (found := true()):
@@ -48,7 +51,7 @@ def until(true: Callable[[], Any], seconds: float = 60.0, every: float = 0.2) ->
 
 def environment(**more: str) -> dict[str, str]:
     """This process's, less what would configure an appliance or a compose project."""
-    kept = ("PATH", "HOME", "DOCKER_HOST", "DOCKER_CONFIG", "http_proxy", "https_proxy", "no_proxy")
+    kept = ("PATH", "HOME", "DOCKER_HOST", "DOCKER_CONFIG", "http_proxy", "https_proxy", "no_proxy", *GIVEN)
     return {**{name: value for name, value in os.environ.items() if name in kept}, **more}
 
 
@@ -60,17 +63,13 @@ def run(*command: str, timeout: float = 120.0, check: bool = True, **options: An
     return done
 
 
-def build(*services: str) -> None:
-    """Build the images of `services` from this tree, as compose builds them for anybody."""
-    run(str(ROOT / "config/image/base.sh"), timeout=600, env={**os.environ})
-    # The host's network and certificates, as its other package managers use them.
-    variables = {"BUILD_NETWORK": "host"}
-    bundle = os.environ.get("SSL_CERT_FILE")
-    if bundle and Path(bundle).is_file():
-        variables["CA_BUNDLE"] = bundle
-    files = [word for name in FILES for word in ("-f", name)]
-    command = ("docker", "compose", "--env-file", os.devnull, *files, "build", "--quiet", *services)
-    run(*command, timeout=BUILD_S, cwd=ROOT, env=environment(**variables))
+def build(*targets: str) -> None:
+    """Build the images of `targets` from this tree, unless others are given; what is unchanged takes seconds."""
+    if all(os.environ.get(name) for name in GIVEN):
+        return
+    for target in targets:
+        command = (str(ROOT / "config/image/build.sh"), target, f"v100-appliance:{target}", "--progress=plain")
+        run(*command, timeout=BUILD_S, env={**os.environ})
 
 
 class Stack:
@@ -93,6 +92,13 @@ class Stack:
             "APPLIANCE_PORT": str(self.port),
             "APPLIANCE_SIDECAR_PORT": str(self.sidecar_port),
             "APPLIANCE_MODELS_DIR": str(models),
+            # A busy machine is no hung engine.
+            "APPLIANCE_START_BUDGET": str(START_S),
+            "APPLIANCE_PROGRESS_BUDGET": str(START_S),
+            "TORCH_COMPILE_DISABLE": "1",
+            "HEALTH_START": f"{START_S}s",
+            "APPLIANCE_DRAIN": str(DRAIN_S),
+            "STOP_GRACE": f"{DRAIN_S + 60}s",
             **variables,
         }
         (folder / ".env").write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
@@ -158,17 +164,20 @@ class Stack:
         """What Docker's own health check says."""
         return str(self.container(service).attrs["State"]["Health"]["Status"])
 
-    def wait_ready(self, restarts: int = 0) -> None:
-        """Wait until the engine serves, after `restarts` of it inside the container."""
+    def wait_ready(self, restarts: int | None = None) -> None:
+        """Wait until the engine serves; with `restarts`, after so many of them inside the container."""
 
         def ready() -> bool:
             container = self.container("engine")
-            assert container.status == "running", self.log()[-4000:]
-            assert container.attrs["RestartCount"] == 0, self.log()[-4000:]
+            assert container.status == "running", "the container has ended"
+            assert container.attrs["RestartCount"] == 0, "the container was started again"
             code, report = self.probe("ready")
-            return code == 0 and report["details"]["restarts"] == restarts
+            return code == 0 and restarts in (None, report["details"]["restarts"])
 
-        until(ready, START_S, every=1.0)
+        try:
+            until(ready, START_S, every=1.0)
+        except AssertionError as error:
+            raise AssertionError(f"{error}; the engine's container said:\n{self.log()[-4000:]}") from error
 
     def pid(self, role: str) -> int:
         """The process that proved the plugin as `role`, by its number inside the container."""

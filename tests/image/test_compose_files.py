@@ -54,6 +54,7 @@ def load(name: str) -> dict[str, Any]:
 
 
 def used(name: str) -> set[str]:
+    """What compose fills in from the environment."""
     return set(_USED.findall((ROOT / name).read_text(encoding="utf-8")))
 
 
@@ -92,8 +93,9 @@ def test_each_variable_is_documented(name: str) -> None:
 
 def test_each_documented_variable_does_something() -> None:
     handed_on = set(load("compose.yaml")["services"]["engine"]["environment"])
+    built_with = set(load("compose.yaml")["x-build"]["args"])
     of_compose = {"COMPOSE_FILE"}
-    assert documented().keys() <= handed_on.union(of_compose, *map(used, FILES))
+    assert documented().keys() <= handed_on.union(built_with, of_compose, *map(used, FILES))
 
 
 @pytest.mark.parametrize("name", FILES)

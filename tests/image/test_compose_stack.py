@@ -13,9 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import httpx
 import pytest
-from image_stack import BUILD_S, START_S, Stack, run, until
-
-from entrypoint import session
+from image_stack import BUILD_S, DRAIN_S, START_S, Stack, run, until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -127,6 +125,22 @@ def test_the_containers_tell_what_they_are_and_hold_no_secret(stack: Stack) -> N
         assert stack.host(service).file("/run/secrets/api_key").contains(KEY), "the key is there, as a file"
 
 
+def test_the_sidecar_asks_the_engine_for_its_routes_with_the_key(stack: Stack) -> None:
+    stack.wait_ready()
+    told = until(lambda: (answer := stack.sidecar.get("/v1/sm70/acceleration").json()).get("stale") is False and answer)
+    assert told["source"] == "engine"
+
+
+def test_the_sidecar_sees_the_cache_and_keeps_what_the_engine_uses(stack: Stack) -> None:
+    stack.wait_ready()
+    key = stack.record("cache.json")["key"]
+    (mine,) = [one for one in stack.sidecar.get("/v1/cache").json()["generations"] if one["key"] == key]
+    assert mine["in_use"] is True
+    assert stack.sidecar.delete(f"/v1/cache/{key}").status_code == 401
+    refused = stack.sidecar.delete(f"/v1/cache/{key}", headers={"Authorization": f"Bearer {TOKEN}"})
+    assert refused.status_code == 409, refused.text
+
+
 def test_the_sidecar_restarts_under_load_and_no_request_is_lost(stack: Stack) -> None:
     stack.wait_ready()
     codes: list[int] = []
@@ -153,6 +167,7 @@ def test_the_sidecar_restarts_under_load_and_no_request_is_lost(stack: Stack) ->
 
 def test_a_stopped_engine_is_called_stalled_shows_its_stacks_and_is_replaced(stack: Stack) -> None:
     stack.wait_ready()
+    before = stack.probe("ready")[1]["details"]["restarts"]
     core = stack.pid("core")
     stack.sh(f"kill -STOP {core}")
     until(lambda: stack.probe("live")[0] == 1, 5 * GRACE_S)
@@ -162,17 +177,18 @@ def test_a_stopped_engine_is_called_stalled_shows_its_stacks_and_is_replaced(sta
     until(lambda: re.search(rf"\b{core} \S+: state T", stack.log()), 2 * GRACE_S)
     until(lambda: "appliance/engine/serve.py" in stack.log(), 2 * GRACE_S)
     # Nobody lets it go on, so after the grace the guardian starts another one.
-    stack.wait_ready(restarts=1)
+    stack.wait_ready(before + 1)
     assert stack.pid("core") != core
     assert stack.chat(4).status_code == 200
 
 
 def test_a_killed_engine_comes_back_in_the_same_container(stack: Stack) -> None:
-    stack.wait_ready(restarts=1)
+    stack.wait_ready()
+    before = stack.probe("ready")[1]["details"]["restarts"]
     started = stack.container("engine").attrs["State"]["StartedAt"]
     stack.sh(f"kill -KILL {stack.pid('core')}")
     until(lambda: stack.probe("ready")[0] == 1, 20, every=0.1)
-    stack.wait_ready(restarts=2)
+    stack.wait_ready(before + 1)
     container = stack.container("engine")
     assert (container.attrs["State"]["StartedAt"], container.attrs["RestartCount"]) == (started, 0)
     assert stack.chat(4).status_code == 200
@@ -180,19 +196,16 @@ def test_a_killed_engine_comes_back_in_the_same_container(stack: Stack) -> None:
 
 
 def test_a_stop_lets_a_stream_finish_within_the_grace(stack: Stack) -> None:
-    stack.wait_ready(restarts=2)
+    stack.wait_ready()
     pieces: list[dict[str, Any]] = []
     client = threading.Thread(target=lambda: pieces.extend(stack.stream(600, ignore_eos=True)))
     client.start()
     until(lambda: stack.record("heartbeat")["in_flight"] >= 1)
-    began = time.monotonic()
-    stack.compose("stop", "engine", timeout=300)
-    took = time.monotonic() - began
+    stack.compose("stop", "engine", timeout=DRAIN_S + 120)
     client.join()
     assert pieces[-1]["choices"][0]["finish_reason"] == "length"
     state = stack.container("engine").attrs["State"]
-    assert (state["ExitCode"], state["OOMKilled"]) == (0, False)
-    assert took < 30 + session.SLACK_SECONDS + session.KILL_SECONDS, "that is, Docker had to kill nothing"
+    assert (state["ExitCode"], state["OOMKilled"]) == (0, False), "not 137: Docker had to kill nothing"
     assert "ended with status 0: stopped as asked" in stack.log()
 
 
@@ -203,6 +216,8 @@ def test_a_sidecar_without_an_engine_is_healthy_and_says_so(stack: Stack) -> Non
         assert (status, report["phase"]) == (503, "dead")
         assert report["reason"]
     assert stack.sidecar.get("/").status_code == 200
+    told = stack.sidecar.get("/v1/sm70/acceleration").json()
+    assert told["stale"] is True, "the last known report, marked"
     assert stack.docker_health("sidecar") == "healthy"
 
 
