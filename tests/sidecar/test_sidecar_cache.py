@@ -18,7 +18,7 @@ from appliance.cache.key import key_of
 from appliance.cache.store import Store
 from appliance.health import rundir
 from appliance.sidecar import cache as endpoints
-from appliance.sidecar import guard
+from appliance.sidecar import cache_jobs, guard
 from appliance.sidecar.app import create_app
 from appliance.sidecar.options import Options
 from appliance.sidecar.services import Services
@@ -406,7 +406,7 @@ def test_a_job_steps_back_for_the_answers(ask: Asker, monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(Store, "verify", look)
     assert ask("POST", "/v1/cache/verify", json={"key": key}).status_code == 200
-    assert seen == [19]
+    assert seen == [cache_jobs.STEP_BACK]
     assert os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) == before
 
 
