@@ -33,6 +33,7 @@ SETTLE_S = 10.0
 FEW = 100
 """Samples below which a 99th percentile is only the slowest of them."""
 
+MISSING_TOKENS = "tokens that were answered and are not in the record"
 FOREIGN_TOKENS = "tokens in the record that this benchmark did not ask for: other requests ran"
 
 
@@ -44,6 +45,7 @@ class Decoded:
     failures: Counter[str] = field(default_factory=Counter)
     details: dict[str, str] = field(default_factory=dict)
     foreign_tokens: int = 0
+    missing_tokens: int = 0
     short: int = 0
     answered: int = 0
     lost_steps: int = 0
@@ -52,8 +54,8 @@ class Decoded:
 
     @property
     def sound(self) -> bool:
-        """Whether every request was answered in full and nobody else's ran beside them."""
-        return not self.failures and not self.foreign_tokens
+        """Whether every request was answered, nobody else's ran beside them, and the record has all that they got."""
+        return not self.failures and not self.foreign_tokens and not self.missing_tokens
 
 
 def check(load: Load, target: Target) -> None:
@@ -103,8 +105,10 @@ async def measure(
         _note(outcomes, load, decoded)
         record = await _recorded(target, since, sum(outcome.tokens for outcome in outcomes))
         decoded.lost_steps += record.lost
-        if all(outcome.failure is None for outcome in outcomes):
-            decoded.foreign_tokens += abs(record.generated - sum(outcome.tokens for outcome in outcomes))
+        if not record.lost and all(outcome.failure is None for outcome in outcomes):
+            beyond = record.generated - sum(outcome.tokens for outcome in outcomes)
+            decoded.foreign_tokens += max(0, beyond)
+            decoded.missing_tokens += max(0, -beyond)
         decoded.found.append(traces.stable(record.steps, load.concurrency, warm_up, eager=eager))
     return decoded
 
@@ -186,6 +190,8 @@ def failures(decoded: Decoded) -> tuple[Counted, ...]:
     found = [Counted(reason=reason, count=count, unit="requests") for reason, count in decoded.failures.most_common()]
     if decoded.foreign_tokens:
         found.append(Counted(reason=FOREIGN_TOKENS, count=decoded.foreign_tokens, unit="tokens"))
+    if decoded.missing_tokens:
+        found.append(Counted(reason=MISSING_TOKENS, count=decoded.missing_tokens, unit="tokens"))
     return tuple(found)
 
 

@@ -137,6 +137,31 @@ def test_requests_of_somebody_else_make_it_unsound(run_dir: Path, capsys: pytest
     assert "NOT SOUND: 6 tokens: tokens in the record that this benchmark did not ask for" in capsys.readouterr().out
 
 
+def test_a_record_that_lacks_steps_makes_it_unsound(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    engine = Engine(run_dir)
+    engine.foreign_tokens = -1
+    with running(engine):
+        assert bench(engine, run_dir) == 1
+    assert f"NOT SOUND: 2 tokens: {decode.MISSING_TOKENS}" in capsys.readouterr().out
+
+
+def test_steps_that_could_not_be_written_are_told(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    class Full(Engine):
+        def _record(self, tokens: int) -> None:
+            super()._record(tokens)
+            file = self.run_dir / rundir.STEPS
+            *kept, last = file.read_text().splitlines()
+            kept[-5] = json.dumps({"t": json.loads(kept[-5])["t"], "lost": 1, "reason": "No space left on device"})
+            file.write_text("\n".join([*kept, last]) + "\n")
+
+    engine = Full(run_dir)
+    with running(engine):
+        assert bench(engine, run_dir) == 0
+    told = capsys.readouterr().out
+    assert "2 steps are missing from the record" in told
+    assert f"| {traces.GAP} | 2 steps |" in told
+
+
 def test_failed_requests_are_counted(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     engine = Engine(run_dir)
     engine.fail = {BATCH + 1}
