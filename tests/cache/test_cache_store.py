@@ -108,6 +108,29 @@ def test_a_damaged_stamp_makes_the_generation_cold(tmp_path: Path, harm: bytes) 
     assert opened(tmp_path) == ("cold", "stamp_damaged")
 
 
+@pytest.mark.parametrize("name", ["stamp.json", "use.json"])
+@pytest.mark.parametrize("kind", ["link", "pipe", "folder"])
+def test_a_record_that_is_no_plain_file_is_none_and_holds_up_nobody(tmp_path: Path, name: str, kind: str) -> None:
+    root = tmp_path / "c"
+    sealed(root)
+    path = folder(root) / name
+    path.rename(tmp_path / name)
+    if kind == "link":
+        path.symlink_to(tmp_path / name)
+    elif kind == "pipe":
+        os.mkfifo(path)
+    else:
+        path.mkdir()
+    assert Store(root).generations()[0].key == KEY
+    before = (tmp_path / name).read_bytes()
+    if name == "stamp.json":
+        assert opened(root) == ("cold", "stamp_damaged")
+    else:
+        # A folder cannot be replaced by a record, so nothing can be written down there.
+        assert opened(root) == ("warm", "verified_read_only" if kind == "folder" else "verified")
+    assert (tmp_path / name).read_bytes() == before
+
+
 def test_a_stamp_with_one_digit_changed_is_damaged(tmp_path: Path) -> None:
     sealed(tmp_path)
     stamp = folder(tmp_path) / "stamp.json"
