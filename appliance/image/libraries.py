@@ -45,7 +45,9 @@ def complete(site: Path, wanted: Mapping[str, int], cuobjdump: Path) -> str:
             raise CheckError(f"{name} is missing; wanted it with {count} cubins for sm_70; install what the locks name")
         found = cubins(path, cuobjdump)
         if found != count:
-            raise CheckError(f"{name} has {found} cubins for sm_70; wanted {count}, as published; do not shrink it")
+            raise CheckError(
+                f"{name} has {found} cubins for sm_70; wanted {count}, as published; unpack the locked wheel anew"
+            )
     return f"{sum(wanted.values())} cubins for sm_70 in {len(wanted)} libraries, as published"
 
 
