@@ -89,7 +89,7 @@ def test_decode_steps_out_of_the_real_record(bench: Any, measured: Engine) -> No
 
 
 def test_without_graph_replay_there_is_no_stable_step(bench: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    status, found = bench("decode", *DECODE)
+    status, found = bench("decode", *DECODE, "--output-len", "8", "--repeats", "1", "--warm-up-steps", "0")
     assert (status, found) == (1, [])
     assert traces.EAGER in capsys.readouterr().err
 
@@ -98,16 +98,16 @@ def test_without_graph_replay_there_is_no_stable_step(bench: Any, capsys: pytest
     "words", [("--prompt", "ids"), ("--prompt", "text"), ("--endpoint", "chat")], ids=["ids", "text", "chat"]
 )
 def test_streams_of_exact_length(bench: Any, words: tuple[str, ...]) -> None:
-    length = ("--input-len", "700", "--output-len", "12")
-    status, (result,) = bench("stream", *length, "--requests", "3", "--concurrency", "2", *words)
+    length = ("--input-len", "260", "--output-len", "12")
+    status, (result,) = bench("stream", *length, "--requests", "2", "--concurrency", "2", *words)
     assert status == 0, (result.failures, result.notes)
     assert result.totals is not None
-    assert (result.totals.requests, result.totals.failed) == (6, 0)
-    assert (result.totals.input_tokens, result.totals.output_tokens) == (6 * 700, 6 * 12)
+    assert (result.totals.requests, result.totals.failed) == (4, 0)
+    assert (result.totals.input_tokens, result.totals.output_tokens) == (4 * 260, 4 * 12)
     (per_token, _) = result.of("tpot_ms")
     assert per_token.stats is not None
-    assert per_token.stats.count == 3
-    assert all(trace.stats.count == 3 * 11 for trace in result.of("chunk_interval_ms") if trace.stats)
+    assert per_token.stats.count == 2
+    assert all(trace.stats.count == 2 * 11 for trace in result.of("chunk_interval_ms") if trace.stats)
     assert not any("fewer than" in note for note in result.notes)
 
 
