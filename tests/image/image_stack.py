@@ -97,6 +97,9 @@ class Stack:
             "APPLIANCE_PROGRESS_BUDGET": str(START_S),
             "TORCH_COMPILE_DISABLE": "1",
             "HEALTH_START": f"{START_S}s",
+            # Threads that wait for each other's steps crawl there.
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+            "OMP_NUM_THREADS": "1",
             "APPLIANCE_DRAIN": str(DRAIN_S),
             "STOP_GRACE": f"{DRAIN_S + 60}s",
             **variables,

@@ -198,7 +198,7 @@ def test_a_killed_engine_comes_back_in_the_same_container(stack: Stack) -> None:
 def test_a_stop_lets_a_stream_finish_within_the_grace(stack: Stack) -> None:
     stack.wait_ready()
     pieces: list[dict[str, Any]] = []
-    client = threading.Thread(target=lambda: pieces.extend(stack.stream(600, ignore_eos=True)))
+    client = threading.Thread(target=lambda: pieces.extend(stack.stream(400, ignore_eos=True)))
     client.start()
     until(lambda: stack.record("heartbeat")["in_flight"] >= 1)
     stack.compose("stop", "engine", timeout=DRAIN_S + 120)
