@@ -27,6 +27,7 @@ from appliance.launch.environment import compiled
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from appliance.cache.records import Removed
     from appliance.cache.store import Lease, Sealed
 
 SWITCH = "VLLM_DISABLE_COMPILE_CACHE"
@@ -42,6 +43,8 @@ loaded would cost two starts instead of one for ever."""
 
 SEAL_SECONDS = 5.0
 """How long the end of a session waits for a seal: supervisord gives the whole a bounded time."""
+
+_WHY = {"age": "not used for too long", "size": "over the limit", "left_over": "left by a start that was cut off"}
 
 # What an engine says that trips over an artefact: loaders of shared objects and cubins, unpicklers, vLLM.
 _FAULT = re.compile(
@@ -74,6 +77,7 @@ class CompileCache:
         self._plan = plan
         self._environ = environ
         self._say = say
+        self._store: Store | None = None
         self._lease: Lease | None = None
         self._temporary: Path | None = None
         self._inherited = False
@@ -100,8 +104,8 @@ class CompileCache:
         try:
             parts = parts_of(self._plan, gather(self._plan, self._environ), self._environ)
             key = key_of(parts)
-            store = Store(Path(self._plan["settings"]["cache_dir"]["value"]))
-            lease = store.open(key, parts, seen=seen)
+            self._store = Store(Path(self._setting("cache_dir")))
+            lease = self._store.open(key, parts, seen=seen)
         except UnusableError as error:
             self._off(error.reason, str(error), key, parts)
         except (ApplianceError, OSError) as error:
@@ -113,6 +117,9 @@ class CompileCache:
                 self._off(UNFIT, text, key, parts)
             else:
                 self._take(lease)
+
+    def _setting(self, name: str) -> Any:  # noqa: ANN401 - settings are of several kinds
+        return self._plan["settings"][name]["value"]
 
     def _take(self, lease: Lease) -> None:
         self._lease = lease
@@ -199,20 +206,28 @@ class CompileCache:
         """Seal, in the background: the engine serves."""
         self._served = self._inherited = True
         if self._lease is not None and self._sealing is None:
-            self._sealing = _Sealing(self._lease, tokens)
+            self._sealing = _Sealing(self._lease, tokens, self._prune)
+
+    def _prune(self) -> list[Removed]:
+        """Remove what is too old or too much. Never this generation: it is in use."""
+        assert self._store is not None
+        days, gigabytes = self._setting("cache_days"), self._setting("cache_gigabytes")
+        return self._store.prune(days * 86400 or None, gigabytes * 10**9 or None)
 
     def poll(self, wait: float = 0.0) -> None:
         """Note a seal that is done; wait for one so many seconds."""
         if self._sealing is None:
             return
         self._sealing.thread.join(wait)
-        done = self._sealing.outcome
-        if done is None:
+        sealing, done = self._sealing, self._sealing.outcome
+        if sealing.thread.is_alive() or done is None:
             return
         self._sealing = None
         self._note(sealed=done.sealed, seal_reason=done.reason or None)
         if not done.sealed:
             self._say(f"compile cache not sealed ({done.reason}): {done.text}; serving goes on")
+        for removed in sealing.removed:
+            self._say(f"compile cache: removed {removed.key} ({removed.size_bytes / 1e9:.1f} GB, {_WHY[removed.why]})")
 
     def died(self, reason: str) -> bool:
         """Count an engine that ended before it was ready; no process of it lives.
@@ -284,13 +299,17 @@ class CompileCache:
 
 
 class _Sealing:
-    """A seal under way: hashing a generation takes seconds, and the guardian beats every second."""
+    """A seal under way, and the pruning after it: hashing takes seconds, and the guardian beats every second."""
 
-    def __init__(self, lease: Lease, tokens: list[int] | None) -> None:
+    def __init__(self, lease: Lease, tokens: list[int] | None, prune: Callable[[], list[Removed]]) -> None:
         self.outcome: Sealed | None = None
-        self._lease, self._tokens = lease, tokens
+        self.removed: list[Removed] = []
+        self._lease, self._tokens, self._prune = lease, tokens, prune
         self.thread = threading.Thread(target=self._seal, name="seal", daemon=True)
         self.thread.start()
 
     def _seal(self) -> None:
         self.outcome = self._lease.seal(self._tokens)
+        # A folder that cannot be read was told when it was opened.
+        with suppress(ApplianceError, OSError):
+            self.removed = self._prune()

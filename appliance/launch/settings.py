@@ -106,6 +106,8 @@ SETTINGS: dict[str, Setting] = {
         Setting("run_dir", "folder", "folder of plan, phase and heartbeat", derived="STATE_DIR/run"),
         Setting("models_dir", "folder", "folder of downloaded models", derived="STATE_DIR/models"),
         Setting("cache_dir", "folder", "folder of the compile cache", derived="STATE_DIR/cache"),
+        Setting("cache_days", "integer", "days after which compiled code that no start used goes; 0 never", default=90),
+        Setting("cache_gigabytes", "integer", "GB of compiled code before the oldest goes; 0 any", default=50),
         Setting("offline", "boolean", "never try the network", default=False),
         Setting("log_format", "choice", "form of the log", default="plain", choices=("plain", "json")),
         Setting(

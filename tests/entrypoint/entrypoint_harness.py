@@ -103,7 +103,7 @@ class Guarded(Started):
         health = {"start": 20, "progress": 15, "stall_grace": 30, "drain": 6}
         settings = {"host": "127.0.0.1", "port": self.port, "on_engine_exit": "restart", "max_restarts": 1}
         health |= {name: value for name, value in changes.items() if name in health}
-        settings["cache_dir"] = str(folder / "cache")
+        settings |= {"cache_dir": str(folder / "cache"), "cache_days": 90, "cache_gigabytes": 50}
         settings |= {name: value for name, value in changes.items() if name in settings}
         inside = folder / "run" if tmpfs else folder
         inside.mkdir(exist_ok=True)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -61,6 +63,23 @@ def test_a_cold_start_seals_its_tokens_and_a_warm_one_gives_the_same(start: Call
     assert (warm["key"], warm["folder"]) == (cold["key"], cold["folder"])
     assert run.phase["restarts"] == 0
     assert not store(run).generations()[0].in_use
+
+
+def test_a_generation_that_no_start_used_for_long_goes_after_the_seal(start: Callable[..., Guarded]) -> None:
+    run = start("normal")
+    used = serve_and_end(run)["key"]
+    forgotten = "0" * 32
+    folder = shutil.copytree(store(run).root / "generations" / used, store(run).root / "generations" / forgotten)
+    record = json.loads((folder / "use.json").read_text())
+    (folder / "use.json").write_text(json.dumps(record | {"key": forgotten, "used_at": time.time() - 91 * 86400}))
+    assert len(store(run).generations()) == 2
+
+    run = start("normal")
+    run.until("ready")
+    run.wait(lambda: not folder.exists())
+    assert serve_and_end(run)["state"] == "warm"
+    assert f"compile cache: removed {forgotten} (0.0 GB, not used for too long)" in run.log
+    assert [generation.key for generation in store(run).generations()] == [used]
 
 
 def test_a_poisoned_file_is_named_purged_and_made_anew(start: Callable[..., Guarded]) -> None:
