@@ -44,6 +44,7 @@ while :; do
   [ "$status" = running ] && [ "$restarts" = 0 ] || end "$([ "$code" = 0 ] && echo 1 || echo "$code")"
   if answer=$(docker exec "$container" /opt/appliance/healthchecks/ready 2>/dev/null); then break; fi
   text=$(reason <<<"$answer")
+  [ "${text#phase.json}" = "$text" ] || text= # nothing has written it yet
   if [ -t 1 ]; then
     printf '\r\033[K'
     say "${text:-starting}" | cut -c "1-$(tput cols 2>/dev/null || echo 100)" | tr -d '\n'
