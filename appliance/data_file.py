@@ -81,7 +81,7 @@ def problem(error: ValidationError, model: type[BaseModel]) -> str:
         return f"{where}: missing{rest}"
     if first["type"] == "value_error":
         return f"{where + ': ' if where else ''}{_wanted(first)}{rest}"
-    return f"{where}: is {_seen(first['input'])}; wanted {_wanted(first)}{rest}"
+    return f"{where + ': ' if where else ''}is {_seen(first['input'])}; wanted {_wanted(first)}{rest}"
 
 
 def _wanted(detail: ErrorDetails) -> str:

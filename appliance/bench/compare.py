@@ -48,6 +48,9 @@ class Side:
     derived: frozenset[Key] = frozenset()
     """Values that nobody printed or measured as such."""
     failed: int = 0
+    """Requests."""
+    unsound: tuple[str, ...] = ()
+    """What else went wrong: `3 prompt tokens that the engine counted otherwise`."""
     screen: str | None = None
 
 
@@ -156,7 +159,8 @@ def of_result(name: str, result: Result) -> Side:
             values[metric, mode, SHARE] = sum(trace.share for trace in traces) / len(traces)
     rates = {**result.rates, **rates_of(result.totals)}
     values |= {(rate, ALL, ""): value for rate, value in rates.items()}
-    failed = result.totals.failed if result.totals else sum(each.count for each in result.failures)
+    lost = sum(each.count for each in result.failures if each.unit == "requests")
+    unsound = tuple(f"{each.count} {each.reason}" for each in result.failures if each.unit != "requests")
     return Side(
         name=name,
         title=result.title,
@@ -164,7 +168,8 @@ def of_result(name: str, result: Result) -> Side:
         contract=result.contract,
         values=_with_decode_rate(values),
         repeats=repeats,
-        failed=failed,
+        failed=result.totals.failed if result.totals else lost,
+        unsound=unsound,
         screen=result.screen,
     )
 

@@ -85,6 +85,7 @@ def _side(side: Side) -> dict[str, Any]:
         "provenance": side.provenance,
         "screen": side.screen,
         "failed": side.failed,
+        "unsound": list(side.unsound),
         "contract": side.contract.model_dump(mode="json"),
     }
 

@@ -10,7 +10,7 @@ import json
 import math
 import statistics
 from collections import Counter
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import AwareDatetime, ConfigDict, Field, ValidationError, model_validator
 
@@ -137,10 +137,10 @@ class Stats(Strict):
     """A distribution. Percentiles interpolate between neighbours, as numpy's and vLLM's do."""
 
     count: int = Field(gt=0)
-    mean: float
-    p50: float
-    p90: float
-    p99: float
+    mean: float = Field(ge=0)
+    p50: float = Field(ge=0)
+    p90: float = Field(ge=0)
+    p99: float = Field(ge=0)
 
     @classmethod
     def of(cls, samples: Sequence[float]) -> Self:
@@ -165,13 +165,15 @@ class Trace(Strict):
     """The part's size, of all samples of this metric and label."""
     stats: Stats | None
     """None where no sample lies in the part."""
-    samples: tuple[float, ...] = ()
+    samples: tuple[Annotated[float, Field(ge=0)], ...] = ()
     """In the order taken; may be left out where they would be too many."""
 
     @model_validator(mode="after")
     def _agree(self) -> Self:
         if self.samples and (self.stats is None or self.stats.count != len(self.samples)):
             raise ValueError(f"stats tell of {self.stats.count if self.stats else 0} samples, {len(self.samples)} are")
+        if self.samples and self.stats and not math.isclose(mean := statistics.fmean(self.samples), self.stats.mean):
+            raise ValueError(f"stats tell a mean of {self.stats.mean:g}, the samples have {mean:g}")
         return self
 
 

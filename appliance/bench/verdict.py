@@ -76,6 +76,8 @@ def judge(comparison: Comparison, wanted: float) -> Verdict:
         return Verdict("differing_contracts", (f"No claim: the contracts differ in {differ}.",), aim, told)
     if lost := [f"{side.failed} of {side.name}" for side in sides if side.failed]:
         return Verdict("failures", (f"No claim: requests failed, {' and '.join(lost)}.",), aim, told)
+    if unsound := [f"{side.name}: {', '.join(side.unsound)}" for side in sides if side.unsound]:
+        return Verdict("failures", (f"No claim: not sound is {' and '.join(unsound)}.",), aim, told)
     return Verdict(outcome, (*told, *_caveats(comparison)), aim)
 
 

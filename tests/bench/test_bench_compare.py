@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from appliance.bench import reference, verdict
 from appliance.bench.compare import ALL, Side, compare, of_reference, of_result
-from appliance.bench.result import Result, Stats, Trace
+from appliance.bench.result import Counted, Result, Stats, Trace
 
 if TYPE_CHECKING:
     from appliance.bench.compare import Comparison
@@ -160,6 +160,18 @@ def test_a_failed_request_allows_no_claim_however_fast_the_rest() -> None:
     found = verdict.judge(against(serving(127, 1, 100.0), "a800_serve_32k"), TEN)
     assert (found.outcome, found.passed) == ("failures", False)
     assert found.words == ("No claim: requests failed, 1 of mine.",)
+
+
+def test_counts_that_are_not_right_allow_no_claim_though_every_request_was_answered() -> None:
+    wrong = Counted(reason="tokens that somebody else asked for", count=12, unit="tokens")
+    for mine, name in (
+        (serving(128, 0, 100.0), "a800_serve_32k"),
+        (decode([29.0, 29.1]), "a800_decode_2k"),
+    ):
+        found = verdict.judge(against(mine.model_copy(update={"failures": (wrong,)}), name), TEN)
+        assert (found.outcome, found.passed) == ("failures", False)
+        assert found.words == ("No claim: not sound is mine: 12 tokens that somebody else asked for.",)
+        assert verdict.judge(against(mine, name), TEN).passed
 
 
 def test_a_screen_is_called_that() -> None:

@@ -122,7 +122,7 @@ def test_another_threshold_moves_the_limit(capsys: pytest.CaptureFixture[str]) -
 def test_the_references_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     status, out, _ = run(capsys, "--list")
     assert status == 0
-    assert "a800_decode_2k" in out
+    assert "A800, C32, 2048 in and 256 out (published)\n" in out
     status, told = record(capsys, "--list")
     assert status == 0
     assert told["references"]["a800_decode_2k"]["times"]["decode_step_ms"]["mean"] == 33.521

@@ -68,6 +68,14 @@ def test_pooling_needs_every_sample() -> None:
             "traces.0: stats tell of 2 samples, 1 are",
         ),
         (
+            lambda record: record["traces"][0].update(samples=[1.0, -2.0]),
+            "traces.0.samples.1: is -2.0; wanted greater than or equal to 0",
+        ),
+        (
+            lambda record: record["traces"][0]["stats"].update(mean=1.0),
+            "traces.0: stats tell a mean of 1, the samples have 1.5",
+        ),
+        (
             lambda record: record["traces"].append(record["traces"][0]),
             "two traces are decode_step_ms 1 all; number the repeats",
         ),
@@ -103,7 +111,7 @@ def test_a_wrong_result_is_refused_in_one_line(tmp_path: Path, spoil: Callable[[
         (b"", "line 1: "),
         (b'{"schema": 1', "line 1: "),
         (b"\xff\xfe", "not UTF-8 text"),
-        (b"[]", "wanted "),
+        (b"[]", "wrong.json: is []; wanted "),
         (b'{"schema": NaN}', "schema: is nan; wanted 1"),
     ],
 )

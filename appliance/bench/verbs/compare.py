@@ -102,5 +102,5 @@ def _list(*, as_json: bool) -> int:
         print(json.dumps({"schema": 1, "references": record}, indent=2, ensure_ascii=False))
         return 0
     width = max(map(len, known))
-    print("\n".join(f"{name:<{width}}  {each.title}" for name, each in known.items()))
+    print("\n".join(f"{name:<{width}}  {each.title} ({each.provenance})" for name, each in known.items()))
     return 0
