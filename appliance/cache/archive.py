@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, BinaryIO, Protocol
 from appliance.cache import durable, scan
 from appliance.cache.key import key_of
 from appliance.cache.place import IMPORTED, Place, erase
+from appliance.cache.records import shown
 from appliance.cache.stamp import LARGEST, STAMP, Stamp, StampError, Use, parse
 from appliance.cache.store import KEY
 from appliance.errors import CheckError
@@ -120,7 +121,7 @@ def _members(place: Place, stamp: Stamp, seen: Callable[[int], None]) -> Iterato
                 seen(len(data))
                 yield data
         if (size, digest.hexdigest()) != (wanted.size, wanted.sha256):
-            raise CheckError(f"{name} in {place.folder} is not as it was sealed; nothing was exported")
+            raise CheckError(f"{shown(name)} in {place.folder} is not as it was sealed; nothing was exported")
         yield _padding(size)
     yield bytes(2 * _BLOCK)
 
@@ -167,8 +168,8 @@ def _acceptable(stamp: Stamp, place: Place) -> None:
         raise _DamagedError("the key in its manifest is not that of its parts")
     if stamp.folder != str(place.folder):
         raise CheckError(
-            f"generation {stamp.key} was made in {stamp.folder}, and its artefacts hold that path; here it would be "
-            f"{place.folder}. Import it with --cache-dir {PurePath(stamp.folder).parent.parent}"
+            f"generation {stamp.key} was made in {shown(stamp.folder)}, and its artefacts hold that path; here it "
+            f"would be {place.folder}. Import it with --cache-dir {PurePath(shown(stamp.folder)).parent.parent}"
         )
     for name, wanted in stamp.files.items():
         if not scan.is_artefact(name, wanted.size):
@@ -201,7 +202,7 @@ def _unpack(folder: Path, stamp: Stamp, stream: _Stream, seen: Callable[[int], N
     for number, (name, wanted) in enumerate(sorted(stamp.files.items())):
         member = _read_header(stream, _member(number))
         if member.size != wanted.size:
-            raise _DamagedError(f"{name} has {member.size} bytes, its manifest says {wanted.size}")
+            raise _DamagedError(f"{shown(name)} has {member.size} bytes, its manifest says {wanted.size}")
         target = folder / name
         target.parent.mkdir(parents=True, exist_ok=True)
         made.update(parent for parent in target.parents if folder in parent.parents)
@@ -222,7 +223,9 @@ def _verified(stream: _Stream, name: str, wanted: Stamped, seen: Callable[[int],
         seen(len(data))
         yield data
     if digest.hexdigest() != wanted.sha256:
-        raise _DamagedError(f"{name} has SHA-256 {digest.hexdigest()[:12]}…, its manifest says {wanted.sha256[:12]}…")
+        raise _DamagedError(
+            f"{shown(name)} has SHA-256 {digest.hexdigest()[:12]}…, its manifest says {shown(wanted.sha256[:12])}…"
+        )
 
 
 def _read_header(stream: _Stream, name: str) -> tarfile.TarInfo:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from appliance.cache.records import shown
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -129,4 +131,4 @@ def _same_boot(found: Found, start: Start) -> bool:
 
 
 def _purge(reason: str, detail: str) -> Decision:
-    return Decision("cold", reason, detail, purge=True)
+    return Decision("cold", reason, shown(detail), purge=True)

@@ -20,12 +20,21 @@ class UnusableError(CheckError):
         self.reason = reason
 
 
+def shown(text: str) -> str:
+    """Return a name or another text out of the cache's folder as one line: what cannot be printed becomes an escape."""
+    return text if text.isprintable() else ascii(text)[1:-1]
+
+
 @dataclass(frozen=True)
 class Problem:
-    """What is wrong with one file of a generation; `file` is relative to it."""
+    """What is wrong with one file of a generation, as one can print it; `file` is relative to it."""
 
     file: str
     what: str
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "file", shown(self.file))
+        object.__setattr__(self, "what", shown(self.what))
 
     def __str__(self) -> str:
         return f"{self.file} {self.what}"

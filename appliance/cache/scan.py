@@ -84,6 +84,10 @@ def scan(folder: Path) -> Scan:
 def is_artefact(name: str, size: int) -> bool:
     """Whether a file of this name, relative to its generation, may be stamped there."""
     steps = name.split("/")
+    try:
+        os.fsencode(name)
+    except UnicodeEncodeError:
+        return False
     plain = len(steps) > 1 and not any(step in ("", ".", "..") or "\0" in step for step in steps)
     found = Scan()
     return plain and steps[0] in SUBFOLDERS and _kind(found, name, size) is found.files

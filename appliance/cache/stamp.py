@@ -17,6 +17,9 @@ SCHEMA = 1
 LARGEST = 64 << 20
 """Bytes that a stamp may have: three hundred thousand files. What is larger is no stamp, and is not read."""
 
+LATEST = 1e15
+"""Seconds since the epoch, in thirty million years."""
+
 T = TypeVar("T")
 
 
@@ -63,10 +66,14 @@ def parse(data: bytes) -> Stamp:
     """Read a stamp. Raises StampError for anything that `Stamp.dump` did not write."""
     record = _decode(data)
     told = record.pop("sha256", None)
-    if told != _digest(record):
+    try:
+        fits = told == _digest(record)
+    except RecursionError:
+        fits = False
+    if not fits:
         raise StampError("is damaged: its own hash does not fit")
     if record.get("schema") != SCHEMA:
-        raise StampError(f"has schema {record.get('schema')}, wanted {SCHEMA}")
+        raise StampError(f"has schema {record.get('schema')!a:.40}, wanted {SCHEMA}")
     try:
         files = {
             _typed(name, str): Stamped(_typed(size, int), _typed(sha256, str))
@@ -78,8 +85,8 @@ def parse(data: bytes) -> Stamp:
             parts={_typed(name, str): _typed(part, str) for name, part in record["parts"].items()},
             folder=_typed(record["folder"], str),
             files=files,
-            created_at=float(record["created_at"]),
-            sealed_at=float(record["sealed_at"]),
+            created_at=_time(record["created_at"]),
+            sealed_at=_time(record["sealed_at"]),
             tokens=None if tokens is None else tuple(_typed(token, int) for token in tokens),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -119,8 +126,8 @@ def parse_use(data: bytes) -> Use | None:
             key=_typed(record["key"], str),
             boot=_typed(record["boot"], str),
             pid=_typed(record["pid"], int),
-            created_at=float(record["created_at"]),
-            used_at=float(record["used_at"]),
+            created_at=_time(record["created_at"]),
+            used_at=_time(record["used_at"]),
             pending=_typed(record["pending"], bool),
             deaths=_typed(record["deaths"], int),
             drops=_typed(record["drops"], int),
@@ -135,6 +142,13 @@ def _typed(value: object, kind: type[T]) -> T:
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
         raise TypeError(f"{str(value)[:40]!r} is not of kind {kind.__name__}")
     return value
+
+
+def _time(value: object) -> float:
+    """Return seconds since the epoch. JSON can carry infinity, NaN and integers that no float holds."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < LATEST:
+        raise ValueError(f"{str(value)[:40]!r} is no time")
+    return float(value)
 
 
 def _encode(record: Mapping[str, Any]) -> bytes:

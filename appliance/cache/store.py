@@ -14,7 +14,7 @@ from appliance.cache.key import key_of
 from appliance.cache.lease import Lease, not_sealed, stamp_files, unusable
 from appliance.cache.opening import take
 from appliance.cache.place import IMPORTED, REMOVED, Place, erase
-from appliance.cache.records import Generation, Problem, Removed, Sealed, UnusableError
+from appliance.cache.records import Generation, Problem, Removed, Sealed, UnusableError, shown
 from appliance.errors import CheckError
 
 if TYPE_CHECKING:
@@ -242,22 +242,23 @@ class Store:
     def _describe(self, folder: Path) -> Generation:
         key = folder.name
         if not KEY.fullmatch(key):
-            return Generation(key, "broken", problem="is not of the cache's making; remove it by hand")
+            return Generation(shown(key), "broken", problem="is not of the cache's making; remove it by hand")
         try:
             looked = Place(self.root, key).look()
             used = looked.use.used_at if looked.use else folder.lstat().st_mtime
         except FileNotFoundError:
             return Generation(key, "broken", problem="was removed just now")
         except OSError as error:
-            return Generation(key, "broken", problem=f"cannot be read: {error.filename} ({error.strerror})")
+            return Generation(key, "broken", problem=shown(f"cannot be read: {error.filename} ({error.strerror})"))
         stamp, use, found = looked.stamp, looked.use, looked.scan or scan.Scan()
-        problem = looked.stamp_problem and f"stamp.json {looked.stamp_problem}"
+        problem = looked.stamp_problem and str(Problem("stamp.json", looked.stamp_problem))
         if stamp is not None and problem is None:
             problem = next((str(wrong) for wrong in misfits(Place(self.root, key), stamp, found)), None)
+        parts = stamp.parts if stamp else use.parts if use else {}
         return Generation(
             key,
             "broken" if problem else "sealed" if stamp else "building",
-            parts=dict(stamp.parts if stamp else use.parts if use else {}),
+            parts={shown(name): shown(part) for name, part in parts.items()},
             size_bytes=found.size_bytes,
             files=found.count,
             created_at=stamp.created_at if stamp else use.created_at if use else None,

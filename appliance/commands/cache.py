@@ -272,7 +272,8 @@ def _store(arguments: argparse.Namespace) -> Store:
 
 def _full(store: Store, beginning: str) -> str:
     """Return the one key that begins so. Raises CheckError for none, ConfigurationError for several."""
-    keys = [generation.key for generation in store.generations() if generation.key.startswith(beginning)]
+    # Nothing begins every key: an unset variable of a script must not remove the only generation.
+    keys = [found.key for found in store.generations() if beginning and found.key.startswith(beginning)]
     if len(keys) > 1:
         raise ConfigurationError(f'"{beginning}" begins {len(keys)} keys; give more of it')
     return keys[0] if keys else store.find(beginning).key

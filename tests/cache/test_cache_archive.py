@@ -252,7 +252,7 @@ def test_an_archive_made_by_hand_in_the_same_form_is_taken(root: Path, tmp_path:
 BAD_NAMES = [
     "../escape", "/etc/cron.d/x", "vllm/../../escape", "vllm//x", "vllm/./x", "stamp.json", "use.json", "", "vllm",
     "elsewhere/x", "cuda/1/index", "vllm/gpu_p2p_access_cache_for_0.json", "vllm/a/cache_key_factors.json",
-    "triton/tmp.pid_1_x/y", "inductor/x.tmp", "vllm/\0", "vllm/x/",
+    "triton/tmp.pid_1_x/y", "inductor/x.tmp", "vllm/\0", "vllm/x/", "vllm/\ud800",
 ]  # fmt: skip
 
 

@@ -132,11 +132,19 @@ def test_bad_usage_ends_with_two_and_one_line(capsys: pytest.CaptureFixture[str]
 
 def test_beginnings_of_keys_must_tell_them_apart(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     make(tmp_path / "cache")
-    make(tmp_path / "cache", {**MADE, "plan": "second"})
-    assert cli.main(["cache", "verify", ""]) == 2
+    others = ({**MADE, "plan": str(number)} for number in range(1000))
+    make(tmp_path / "cache", next(parts for parts in others if key_of(parts)[0] == KEY[0]))
+    assert cli.main(["cache", "verify", KEY[0]]) == 2
     assert "begins 2 keys" in capsys.readouterr().err
     assert cli.main(["cache", "remove", "zz"]) == 1
     assert "no generation" in capsys.readouterr().err
+
+
+def test_the_beginning_of_no_key_removes_nothing(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    store = make(tmp_path / "cache")
+    assert cli.main(["cache", "remove", ""]) == 1
+    assert 'no generation ""' in capsys.readouterr().err
+    assert [generation.key for generation in store.generations()] == [KEY]
 
 
 @pytest.mark.parametrize("words", [("12h", 43200), ("30d", 2_592_000), ("1.5m", 90), ("7s", 7), ("2w", 1_209_600)])

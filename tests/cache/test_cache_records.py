@@ -17,7 +17,7 @@ from appliance.cache import durable, locks, scan
 from appliance.cache.decide import DEATHS, Decision, Found, Start, decide
 from appliance.cache.records import Problem
 from appliance.cache.scan import Entry, Scan, is_artefact
-from appliance.cache.stamp import Stamp, Stamped, StampError, Use, parse, parse_use
+from appliance.cache.stamp import Stamp, Stamped, StampError, Use, _digest, parse, parse_use
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -102,6 +102,27 @@ def test_a_record_of_use_of_another_form_is_none(use: Use, data: Any) -> None:
     kept = {key: value for key, value in record.items() if key != name}
     assert parse_use(json.dumps(kept).encode()) is None
     assert parse_use(json.dumps({**kept, name: [None]}).encode()) is None
+
+
+@pytest.mark.parametrize("time", [float("inf"), float("nan"), 10**400, True])
+@pytest.mark.parametrize("name", ["created_at", "used_at"])
+def test_a_record_of_use_with_a_time_that_is_none_is_none(name: str, time: float) -> None:
+    use = json.loads(Use("k", "b", 1, 1.0, 1.0).dump())
+    assert parse_use(json.dumps({**use, name: time}).encode()) is None
+
+
+def test_a_stamp_with_a_time_that_is_none_is_none() -> None:
+    record = json.loads(STAMP.dump())
+    record |= {"created_at": float("inf")}
+    del record["sha256"]
+    with pytest.raises(StampError, match="lacks what a stamp has"):
+        parse(json.dumps({**record, "sha256": _digest(record)}).encode())
+
+
+def test_what_cannot_be_printed_is_told_in_one_line() -> None:
+    problem = Problem(os.fsdecode(b"triton/\xff\n"), "is\x1b[1m missing")
+    assert str(problem) == r"triton/\udcff\n is\x1b[1m missing"
+    assert str(Problem("triton/ä x", "…")) == "triton/ä x …"
 
 
 PARTS = {"image": "i"}

@@ -108,6 +108,22 @@ def test_a_damaged_stamp_makes_the_generation_cold(tmp_path: Path, harm: bytes) 
     assert opened(tmp_path) == ("cold", "stamp_damaged")
 
 
+def test_names_that_are_no_text_are_told_as_text(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    with store.open(KEY, PARTS) as lease:
+        name = os.fsdecode(b"triton/\xff\n.cubin")
+        fill(lease.folder, {name: b"x"})
+        assert lease.seal().sealed
+    (folder(tmp_path) / name).unlink()
+    (store.folder / os.fsdecode(b"\xff\n")).mkdir()
+    assert {one.key: one.problem for one in store.generations()} == {
+        KEY: r"triton/\udcff\n.cubin is missing",
+        r"\udcff\n": "is not of the cache's making; remove it by hand",
+    }
+    with store.open(KEY, PARTS) as lease:
+        assert (lease.reason, lease.detail) == ("file_changed", r"triton/\udcff\n.cubin is missing")
+
+
 @pytest.mark.parametrize("name", ["stamp.json", "use.json"])
 @pytest.mark.parametrize("kind", ["link", "pipe", "folder"])
 def test_a_record_that_is_no_plain_file_is_none_and_holds_up_nobody(tmp_path: Path, name: str, kind: str) -> None:
