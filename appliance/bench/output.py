@@ -49,15 +49,20 @@ class Output:
 
     def finish(self) -> None:
         """Print all results and write the reports."""
-        written = [result.to_json() for result in self.results]
         text = report.markdown(self.results)
         if self._as_json:
-            print(json.dumps(written[0] if len(written) == 1 else written, indent=1, ensure_ascii=False))
+            print(to_json(self.results))
         else:
             print(text)
         if self._folder is not None:
             write(self._folder / MARKDOWN, text)
             write_page(self._folder / PAGE, self.results)
+
+
+def to_json(results: Sequence[Result]) -> str:
+    """Return one result as an object, several as an array."""
+    written = [result.to_json() for result in results]
+    return json.dumps(written[0] if len(written) == 1 else written, indent=1, ensure_ascii=False)
 
 
 def write_page(

@@ -54,8 +54,10 @@ def of(subject: Subject) -> tuple[Published, ...]:
 
 def _same(each: Reference, subject: Subject) -> bool:
     workload, system = each.contract.workload, each.contract.system
-    # Serving loads have prompts and decoding in one step.
-    if workload.measured == "serving" or not workload.speculation or not system.kv_cache_dtype:
+    # What we measure one day is not published by others; serving loads have prompts and decoding in one step.
+    if each.provenance != "published" or workload.measured == "serving":
+        return False
+    if not workload.speculation or not system.kv_cache_dtype:
         return False
     method, tokens = workload.speculation.method, workload.speculation.tokens
     return (

@@ -12,6 +12,7 @@ from appliance.bench.predict_parts import BOUND, GAP, KERNEL, LIBRARY, Basis, Pa
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+    from appliance.bench.predict_published import Published
     from appliance.bench.predict_subject import Subject
 
 TITLES = {
@@ -60,7 +61,7 @@ def to_json(found: Prediction) -> dict[str, Any]:
                 "least_ms": _rounded(step.ms),
                 "most_tokens_per_s": None if found.accepted is None else _rounded(step.tokens_per_s(found.accepted)),
                 "parts": [_part(part) for part in step.parts],
-                "published": [asdict(each) for each in step.published],
+                "published": [_published(each) for each in step.published],
             }
             for step in found.steps
         ],
@@ -71,7 +72,7 @@ def to_json(found: Prediction) -> dict[str, Any]:
                 "least_ms": _rounded(prompt.ms),
                 "most_tokens_per_s": _rounded(prompt.tokens_per_s),
                 "parts": [_part(part) for part in prompt.parts],
-                "published": [asdict(each) for each in prompt.published],
+                "published": [_published(each) for each in prompt.published],
             }
             for prompt in found.prompts
         ],
@@ -84,9 +85,10 @@ def text(found: Prediction) -> str:
     """The prediction in tables, each part by its mark, and what the marks mean."""
     subject = found.subject
     lines = [
-        f"{subject.name}, {subject.ranks} V100-SXM2. Every figure is predicted; none was measured here or on a V100.",
-        "Parts without a kernel stand at the least time they can take. If the kernels' predictions hold, a whole is",
-        "no shorter than told, and a rate no higher.",
+        f"{subject.name}, {subject.ranks} V100-SXM2. Every figure is predicted, but for those called published,",
+        "which others measured. None was measured here. Parts without a kernel stand at the least time they can take.",
+        "If the kernels' predictions, the library's rates and the gaps hold, a whole is no shorter than told, and a",
+        "rate no higher.",
         "",
         "Predicted decode " + ("rounds" if subject.drafted else "steps") + ", ms on a rank",
         *_decode_table(found),
@@ -143,7 +145,7 @@ def _published_lines(found: Sequence[Step | Prompt]) -> Iterator[str]:
     every = dict.fromkeys(each.name for one in found for each in one.published)
     by_name = {each.name: each for one in found for each in one.published}
     if every:
-        yield "Published, each under a contract of its own (config/references):"
+        yield "Published, each under a contract of its own (config/references), parts by the nearest name of ours:"
     for name in every:
         each = by_name[name]
         told = [f"{each.step_ms:.2f} ms ({each.told})"] if each.step_ms else []
@@ -180,6 +182,10 @@ def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
 
 def _part(part: Part) -> dict[str, Any]:
     return asdict(part) | {"ms": _rounded(part.ms), "provenance": "predicted"}
+
+
+def _published(each: Published) -> dict[str, Any]:
+    return asdict(each) | {"provenance": "published"}
 
 
 def _figures() -> dict[str, Any]:

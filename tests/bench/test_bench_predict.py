@@ -242,7 +242,9 @@ def test_every_figure_has_a_source() -> None:
         assert figure.source
 
 
-def test_published_steps_are_those_of_the_same_weights_cache_ranks_and_speculation() -> None:
+def test_published_steps_are_those_of_the_same_weights_cache_ranks_and_speculation(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     found = {each.name: each for each in predict_published.of(about())}
     assert {"v100_fp8_c1_1k", "v100_fp8_c16_1k", "v100_decode_2k"} <= set(found)
     # Another card, another cache, a whole serving load, and a run of which nobody said that nothing was drafted.
@@ -257,6 +259,10 @@ def test_published_steps_are_those_of_the_same_weights_cache_ranks_and_speculati
     assert (rate.told, rate.prefill_tokens_per_s) == ("65.1 tokens/s", 2515)
     assert found["v100_fp8_c16_1k"].step_ms == 23.0
     assert predict_published.of(about("qwen38_27b_fp8_tp2")) == ()
+    ours = {"mine": reference.load("v100_decode_2k").model_copy(update={"provenance": "measured"})}
+    monkeypatch.setattr(reference, "load_all", lambda: ours)
+    assert predict_published.of(about()) == (), "what we measured is not published"
+    monkeypatch.undo()
     eight_bit = {each.name for each in predict_published.of(about("qwen38_27b_fp8_32k"))}
     assert "v100_sglang_fp8_c1_4k" in eight_bit
 

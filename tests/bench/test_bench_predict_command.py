@@ -60,7 +60,8 @@ def test_the_tables_say_what_each_part_rests_on(
     assert command("--profile", "qwen38_27b_fp8_c32", "--context", "2048", "8192", "--concurrency", "32") == 0
     shown = capsys.readouterr()
     lines = shown.out.splitlines()
-    assert "Every figure is predicted; none was measured here or on a V100." in lines[0]
+    assert lines[0].endswith("Every figure is predicted, but for those called published,")
+    assert "None was measured here." in lines[1]
     (heads,) = (line.split() for line in lines if "requests" in line and "dense:K" in line)
     assert heads[2:9] == ["dense:K", "norm:K", "head:L", "attention:B", "recurrence:B", "collectives:B", "gaps:G"]
     (row,) = (line.split() for line in lines if line.split()[:2] == ["2048", "32"])
@@ -88,6 +89,14 @@ def test_json_marks_every_part(asked: list[tuple[str, ...]], capsys: pytest.Capt
     assert record["figures"]["peer_bandwidth"]["source"]
     assert record["lacks"]
     assert all(each[3:5] == ("--tp", "2") for each in asked)
+
+
+def test_json_calls_published_figures_that(asked: list[tuple[str, ...]], capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("--profile", "qwen38_27b_fp8_c32", "--context", "2048", "--concurrency", "32", "--decode-only", "--json")
+    assert command(*words) == 0
+    (step,) = json.loads(capsys.readouterr().out)["decode"]
+    assert [(each["name"], each["provenance"]) for each in step["published"]] == [("v100_decode_2k", "published")]
+    assert len(asked) == 1
 
 
 def test_nothing_is_predicted_twice(asked: list[tuple[str, ...]], capsys: pytest.CaptureFixture[str]) -> None:

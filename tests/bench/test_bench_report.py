@@ -187,6 +187,23 @@ def test_a_roofline_file_of_something_else(
     assert told in capsys.readouterr().err
 
 
+def test_the_command_prints_the_results_in_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files = written(tmp_path)
+    assert cli.main(["bench", "report", *files, "--json", "--markdown", str(tmp_path / "all.md")]) == 0
+    assert json.loads(capsys.readouterr().out) == [result.to_json() for result in sweep()]
+    assert (tmp_path / "all.md").read_text() == report.markdown(sweep())
+    assert cli.main(["bench", "report", files[0], "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == sweep()[0].to_json()
+
+
+@pytest.mark.parametrize("words", [["--roofline"], ["--roofline-file", "model.json"]])
+def test_a_roofline_without_a_page_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str]
+) -> None:
+    assert cli.main(["bench", "report", *written(tmp_path)[:1], *words]) == 2
+    assert "name its file with --html" in capsys.readouterr().err
+
+
 def test_a_result_that_is_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "x.json").write_text("{}")
     assert cli.main(["bench", "report", str(tmp_path / "x.json")]) == 2

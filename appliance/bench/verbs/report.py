@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from appliance.bench import report
 from appliance.bench import result as results
-from appliance.bench.output import write, write_page
+from appliance.bench.output import to_json, write, write_page
 from appliance.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("results", nargs="+", type=Path, metavar="RESULT", help="JSON that a measuring verb wrote")
     parser.add_argument("--html", type=Path, metavar="FILE", help="write the page there")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the text there instead of printing it")
+    parser.add_argument("--json", action="store_true", help="print the results in JSON instead of Markdown")
     parser.add_argument(
         "--roofline", action="store_true", help="ask the kernels' model for a plot; takes minutes, needs built kernels"
     )
@@ -36,7 +37,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Write the report. Returns 0."""
+    """Write the report. Returns 0. Raises ConfigurationError for a file that is no result."""
+    if arguments.html is None and (arguments.roofline or arguments.roofline_file is not None):
+        raise ConfigurationError("--roofline and --roofline-file are for the page; name its file with --html")
     read = [results.read(path) for path in arguments.results]
     text = report.markdown(read)
     if arguments.html is not None:
@@ -44,7 +47,9 @@ def run(arguments: argparse.Namespace) -> int:
         write_page(arguments.html, read, model, notes)
     if arguments.markdown is not None:
         write(arguments.markdown, text)
-    else:
+    if arguments.json:
+        print(to_json(read))
+    elif arguments.markdown is None:
         print(text)
     return 0
 
