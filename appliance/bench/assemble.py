@@ -96,7 +96,7 @@ def of_serve(
     )
     return Result(
         kind="serve",
-        screen=serve.departures(load),
+        screen=serve.departures(load, whole.cached_tokens),
         contract=Contract(workload=workload, system=environment.system(target.plan)),
         traces=serve.result_traces(served),
         rates=serve.rates(whole),

@@ -62,8 +62,11 @@ class Served:
     counters: dict[str, float]
 
 
-def departures(load: Load) -> str | None:
-    """Return what makes a run a screen and no acceptance run: all in which it departs from the contract."""
+def departures(load: Load, cached: int | None = None) -> str | None:
+    """Return what makes a run a screen and no acceptance run: all in which it departs from the contract.
+
+    `cached` prompt tokens came out of the prefix cache; the contract is of prompts that are computed.
+    """
     found = []
     if load.requests != CONTRACT.requests:
         found.append(f"{load.requests} of the contract's {CONTRACT.requests} requests")
@@ -77,6 +80,8 @@ def departures(load: Load) -> str | None:
             found.append(f"{value} instead of {wanted} {what}")
     if load.sampling != CONTRACT.sampling:
         found.append("other sampling than the contract's")
+    if cached:
+        found.append(f"{cached} prompt tokens out of the prefix cache instead of 0")
     return ", ".join(found) or None
 
 
@@ -272,6 +277,14 @@ def notes(served: Served) -> tuple[str, ...]:
 
 COUNTERS = ("prompt_tokens", "generation_tokens", "prefix_cache_hits", "num_preemptions")
 """Of vLLM's metrics, without prefix and `_total`."""
+
+
+def growth(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, float]:
+    """Return how the counters grew; empty where one of them was not read, or began anew with another engine."""
+    if not before or any(value < before.get(name, 0.0) for name, value in after.items()):
+        return {}
+    return {name: value - before.get(name, 0.0) for name, value in after.items()}
+
 
 _LINE = re.compile(r"^vllm:(\w+?)_total(?:\{[^}]*\})? (\S+)$", re.MULTILINE)
 

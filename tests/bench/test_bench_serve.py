@@ -213,6 +213,24 @@ def test_warm_prompts_and_preemptions_are_told() -> None:
     assert any("could not be read" in note for note in serve.notes(served(small())))
 
 
+def test_prompts_out_of_the_prefix_cache_make_a_screen() -> None:
+    assert serve.departures(serve.CONTRACT, 0) is None
+    assert serve.departures(serve.CONTRACT, None) is None, "not told is no departure"
+    assert serve.departures(serve.CONTRACT, 96) == "96 prompt tokens out of the prefix cache instead of 0"
+
+
+def test_counters_that_began_anew_tell_nothing() -> None:
+    before = {"prompt_tokens": 100.0, "prefix_cache_hits": 8.0}
+    assert serve.growth(before, {"prompt_tokens": 292.0, "prefix_cache_hits": 8.0, "num_preemptions": 1.0}) == {
+        "prompt_tokens": 192.0,
+        "prefix_cache_hits": 0.0,
+        "num_preemptions": 1.0,
+    }
+    assert serve.growth(before, {"prompt_tokens": 192.0, "prefix_cache_hits": 0.0}) == {}
+    assert serve.growth({}, {"prompt_tokens": 192.0}) == {}
+    assert serve.growth(before, {}) == {}
+
+
 def test_vllms_counters_are_read_and_summed() -> None:
     text = """# HELP vllm:prompt_tokens_total Number of prefill tokens processed.
 # TYPE vllm:prompt_tokens_total counter

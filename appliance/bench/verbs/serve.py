@@ -57,8 +57,7 @@ def run(arguments: argparse.Namespace) -> int:
     with watching(tuple(target.plan.get("gpus", ()))) as watch:
         raw = serve.measure(target, model.name, tokenizer, load, shown, silence)
     after = asyncio.run(_counters(target))
-    grown = {name: value - before.get(name, 0.0) for name, value in after.items()} if before else {}
-    served = serve.Served(load, raw, grown)
+    served = serve.Served(load, raw, serve.growth(before, after))
     labels = {"title": arguments.title, "image": arguments.image}
     result = assemble.of_serve(target, model, served, watch.clocks(), labels)
     try:
