@@ -152,7 +152,7 @@ def _get(url: SplitResult, key: str | None, *, verified: bool) -> tuple[int, byt
 def _understood(status: int, body: bytes) -> tuple[Record | None, str | None]:
     try:
         record = json.loads(body)
-    except ValueError:
+    except (ValueError, RecursionError):
         record = None
     if status in (401, 403):
         return None, f"the engine refuses the key (HTTP {status}); give the sidecar the engine's APPLIANCE_API_KEY_FILE"

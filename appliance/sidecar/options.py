@@ -33,6 +33,11 @@ def check_url(url: str, source: str) -> str:
         valid = split.scheme in ("http", "https") and split.hostname and (split.port or 1) > 0
     except ValueError:
         valid = False
-    if not valid or split.username or split.query or split.fragment:
+    if "@" in url:
+        # Not shown: it may hold a password.
+        raise ConfigurationError(
+            f"{source}: engine_url holds a login; wanted http://HOST:PORT, and api_key_file for a key"
+        )
+    if not valid or split.query or split.fragment:
         raise ConfigurationError(f'{source}: engine_url is "{url}"; wanted http://HOST:PORT')
     return url.rstrip("/")

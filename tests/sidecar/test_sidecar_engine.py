@@ -150,6 +150,7 @@ def test_a_key_that_no_header_can_carry_is_not_told_either(engine: FakeEngine, r
             "acceleration.json",
         ),
         (200, "not JSON", "the engine's answer to /v1/sm70/acceleration is no acceleration report"),
+        (200, "[" * 100_000, "the engine's answer to /v1/sm70/acceleration is no acceleration report"),
         (200, "[1]", "the engine's answer to /v1/sm70/acceleration is no acceleration report"),
         (200, '{"routes": {"x": 1}}', "the engine's answer to /v1/sm70/acceleration is no acceleration report"),
         (200, "", "the engine's answer to /v1/sm70/acceleration is no acceleration report"),
@@ -258,9 +259,14 @@ def test_an_address_of_the_engine(url: str) -> None:
     assert check_url(url, "x") == url.rstrip("/")
 
 
-@pytest.mark.parametrize(
-    "url", ["engine:8000", "ftp://engine", "http://", "http://u:p@engine", "http://h:99999", "http://h?x", "http://[h"]
-)
+@pytest.mark.parametrize("url", ["engine:8000", "ftp://engine", "http://", "http://h:99999", "http://h?x", "http://[h"])
 def test_what_is_no_address_of_the_engine(url: str) -> None:
     with pytest.raises(ConfigurationError, match="wanted http://HOST:PORT"):
         check_url(url, "environment APPLIANCE_ENGINE_URL")
+
+
+@pytest.mark.parametrize("url", ["http://u:secret@engine", "http://:secret@engine:8000", "u:secret@engine"])
+def test_a_password_in_an_address_is_refused_and_not_told(url: str) -> None:
+    with pytest.raises(ConfigurationError, match="x: engine_url holds a login; wanted http://HOST:PORT") as told:
+        check_url(url, "x")
+    assert "secret" not in str(told.value)
