@@ -19,9 +19,6 @@ from appliance.topology.machine import machine_of
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-CACHE = "cache.json"
-"""Where the entrypoint says what the compile cache's key was made of, the image among it."""
-
 UNKNOWN = "not told"
 
 _SUFFIX = re.compile(r"-(FP8|NVFP4|AWQ|GPTQ|INT4|INT8|W4A16|W8A16|QUASAR|FP16|BF16)(?=-|$)", re.IGNORECASE)
@@ -79,14 +76,15 @@ def environment(plan: Mapping[str, Any], run_dir: Path, image: str | None, clock
     if not plan:
         return Environment(appliance=__version__, image=image, clocks=clocks)
     report = rundir.read(run_dir, rundir.ACCELERATION) or {}
-    cache = rundir.read(run_dir, CACHE) or {}
+    # What the compile cache's key was made of, the image among it.
+    cache = rundir.read(run_dir, rundir.CACHE) or {}
     known = (cache.get("parts") or {}) if isinstance(cache.get("parts"), dict) else {}
     loaded = next((record for record in proof.records(run_dir) if record.get("role") == "api"), {})
     versions = {**plan.get("versions", {}), **{name: loaded[name] for name in ("vllm", "torch") if loaded.get(name)}}
     return Environment(
         appliance=__version__,
         image=image or _told(known.get("image")),
-        kernel_sha256=_sha256(report.get("kernels"), known.get("kernels"), loaded.get("kernels")),
+        kernel_sha256=_sha256(loaded.get("kernels")),
         profile=plan.get("profile"),
         plan_sha256=plan_hash(plan),
         topology=topology(plan),
@@ -146,8 +144,5 @@ def _told(value: object) -> str | None:
     return str(value) if value and value not in ("none", "source") else None
 
 
-def _sha256(*candidates: object) -> str | None:
-    for candidate in candidates:
-        if isinstance(candidate, str) and (found := _SHA256.search(candidate)):
-            return found.group()
-    return None
+def _sha256(value: object) -> str | None:
+    return value if isinstance(value, str) and _SHA256.fullmatch(value) else None

@@ -121,6 +121,7 @@ class Environment(Strict):
     image: str | None = None
     """Name and digest of the container image; None outside a container."""
     kernel_sha256: str | None = Field(default=None, pattern=r"^[0-9a-f]{64}$")
+    """Of the SM70 kernels' sources beside an engine on CUDA; which of them are in use is told by `routes`."""
     profile: str | None = None
     plan_sha256: str | None = Field(default=None, pattern=r"^[0-9a-f]{64}$")
     topology: tuple[str, ...] = ()

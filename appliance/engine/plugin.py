@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import importlib.util
 import logging
 import multiprocessing
 import os
@@ -38,7 +39,7 @@ def register() -> None:
     try:
         proof |= versions()
         if role == "api":
-            _publish_routes(run_dir)
+            proof |= _publish_routes(run_dir)
     except Exception as error:
         logger.exception("The appliance's plugin failed in the %s process", role)
         proof["error"] = f"{type(error).__name__}: {error}"
@@ -78,10 +79,17 @@ def source_hash() -> str:
     return digest.hexdigest()
 
 
-def _publish_routes(run_dir: Path) -> None:
+def _publish_routes(run_dir: Path) -> dict[str, str]:
+    """Write acceleration.json. Returns the hash of the kernels' sources where there are both they and CUDA."""
     from vllm.platforms import current_platform
 
     plan = rundir.read(run_dir, rundir.PLAN) or {}
     cache = rundir.read(run_dir, rundir.CACHE)
-    routes = state_of_routes(cuda=current_platform.is_cuda(), plan=plan, environment=os.environ, cache=cache)
+    cuda = bool(current_platform.is_cuda())
+    routes = state_of_routes(cuda=cuda, plan=plan, environment=os.environ, cache=cache)
     rundir.write(run_dir, rundir.ACCELERATION, routes)
+    if not cuda or importlib.util.find_spec("sm70_kernels") is None:
+        return {}
+    from sm70_kernels import registry
+
+    return {"kernels": registry.source_hash()}

@@ -37,15 +37,25 @@ def test_the_release_profile_is_told_with_all_that_decides(tmp_path: Path) -> No
     assert told.routes["compile_cache"] == "enabled"
 
 
-def test_the_image_and_the_kernels_are_what_the_start_knew(tmp_path: Path) -> None:
+def test_the_image_is_what_the_start_knew(tmp_path: Path) -> None:
     run_directory.write_ready(tmp_path)
-    parts = {"image": "sha256:77", "kernels": "cd" * 32}
-    rundir.write(tmp_path, environment.CACHE, {"schema": 1, "parts": parts})
-    told = environment.environment(run_directory.plan(), tmp_path, None, ())
-    assert (told.image, told.kernel_sha256) == ("sha256:77", "cd" * 32)
-    rundir.write(tmp_path, environment.CACHE, {"schema": 1, "parts": {"image": "source", "kernels": "none"}})
-    told = environment.environment(run_directory.plan(), tmp_path, None, ())
-    assert (told.image, told.kernel_sha256) == (None, None)
+    rundir.write(tmp_path, rundir.CACHE, {"schema": 1, "parts": {"image": "sha256:77", "kernels": "cd" * 16}})
+    assert environment.environment(run_directory.plan(), tmp_path, None, ()).image == "sha256:77"
+    rundir.write(tmp_path, rundir.CACHE, {"schema": 1, "parts": {"image": "source", "kernels": "none"}})
+    assert environment.environment(run_directory.plan(), tmp_path, None, ()).image is None
+
+
+@pytest.mark.parametrize(
+    ("proven", "told"),
+    [({"kernels": "cd" * 32}, "cd" * 32), ({}, None), ({"kernels": "cd" * 16}, None), ({"kernels": 3}, None)],
+)
+def test_the_kernels_are_those_that_the_engine_proved(tmp_path: Path, proven: dict[str, Any], told: str | None) -> None:
+    run_directory.write_ready(tmp_path)
+    rundir.share(tmp_path / rundir.PLUGINS)
+    rundir.write(tmp_path / rundir.PLUGINS, "7.json", {"pid": 7, "role": "api", "vllm": "0.19.1", **proven})
+    rundir.write(tmp_path / rundir.PLUGINS, "8.json", {"pid": 8, "role": "core", "kernels": "ef" * 32})
+    found = environment.environment(run_directory.plan(), tmp_path, None, ())
+    assert (found.kernel_sha256, found.versions["vllm"]) == (told, "0.19.1")
 
 
 def test_another_engines_run_directory_tells_nothing(tmp_path: Path) -> None:

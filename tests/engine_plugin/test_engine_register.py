@@ -67,6 +67,18 @@ def test_the_api_process_reports_the_routes(engine: Any, tmp_path: Path) -> None
     assert {route["state"] for route in report["routes"].values()} == {"not_applicable"}
 
 
+def test_an_engine_on_cuda_proves_its_kernels(engine: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from sm70_kernels import registry
+
+    engine.current_platform.is_cuda = lambda: True
+    plugin.register()
+    assert [left["kernels"] for left in proofs(tmp_path)] == [registry.source_hash()]
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    plugin.register.cache_clear()
+    plugin.register()
+    assert not any("kernels" in left for left in proofs(tmp_path)), "without the package there is nothing to prove"
+
+
 def test_other_processes_leave_the_report_alone(engine: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plugin, "process_role", lambda: "core")
     plugin.register()
