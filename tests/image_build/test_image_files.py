@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import shutil
+import subprocess
 from typing import TYPE_CHECKING
 
 import pytest
@@ -78,3 +80,44 @@ def test_only_stages_of_this_file_and_the_given_base_are_built_on() -> None:
     assert sources - stages == {"${BASE}", "scratch"}
     # A syntax line would make the build fetch its own frontend from a registry.
     assert "syntax=" not in DOCKERFILE.splitlines()[0]
+
+
+ENV_FILE = (
+    "INDEX_URL=https://index/simple\nCA_BUNDLE='/etc/ca of ours.pem'\nBUILD_NETWORK=default\n#BUILD_NETWORK=none\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("env_file", "environment", "network", "others"),
+    [
+        (None, {}, "host", []),
+        (ENV_FILE, {}, "default", ["--secret", "id=ca,src=/etc/ca of ours.pem", "INDEX_URL=https://index/simple"]),
+        (
+            ENV_FILE,
+            {"NETWORK": "host", "CA_BUNDLE": "/ca"},
+            "host",
+            ["id=ca,src=/ca", "INDEX_URL=https://index/simple"],
+        ),
+        (None, {"SSL_CERT_FILE": "/theirs"}, "host", ["id=ca,src=/theirs"]),
+    ],
+)
+def test_a_build_reads_what_compose_would_read(
+    env_file: str | None, environment: dict[str, str], network: str, others: list[str], tmp_path: Path
+) -> None:
+    checkout, programs = tmp_path / "checkout", tmp_path / "bin"
+    shutil.copytree(IMAGE, checkout / "config" / "image")
+    (checkout / "appliance").mkdir()
+    shutil.copy(ROOT / "appliance" / "__init__.py", checkout / "appliance")
+    if env_file is not None:
+        (checkout / ".env").write_text(env_file)
+    programs.mkdir()
+    (programs / "docker").write_text('#!/bin/sh\n[ "$1 $2" != "buildx build" ] || printf "%s\\n" "$@"\n')
+    (programs / "docker").chmod(0o755)
+    command = [checkout / "config" / "image" / "build.sh", "sidecar", "of-a-test:sidecar"]
+    path = {"PATH": f"{programs}:/usr/local/bin:/usr/bin:/bin"}
+    done = subprocess.run(command, env={**path, **environment}, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    words = done.stdout.splitlines()
+    assert words[words.index("--network") + 1] == network
+    assert set(others) <= set(words)
+    assert ("--secret" in words) == any(other.startswith("id=ca") for other in others)
