@@ -29,10 +29,13 @@ started=$SECONDS
 docker compose up --detach --no-build --quiet-pull || fail "the containers did not start, see above"
 
 container=$(docker compose ps --all --quiet engine)
-end() { # STATUS: the log says why better than anything here could
-  docker compose logs --no-log-prefix --tail 15 engine >&2
+end() { # the log says why better than anything here could; uniq, for Docker has started it again meanwhile
   docker compose stop --timeout 10 engine >/dev/null 2>&1
-  fail "the engine ended with status $1, its last words are above; it is stopped now" "$1"
+  docker compose logs --no-log-prefix --no-color --tail 15 engine | uniq >&2
+  local status
+  status=$(docker inspect --format '{{.State.ExitCode}}' "$container")
+  [ "$status" != 0 ] || status=1
+  fail "the engine ended with status $status, its last words are above; it is stopped now" "$status"
 }
 reason() { # of the probe's JSON line
   sed -nE 's/.*"reason":"(([^"\\]|\\.)*)".*/\1/p' | sed 's/\\"/"/g'
@@ -40,8 +43,8 @@ reason() { # of the probe's JSON line
 
 shown=
 while :; do
-  read -r status code restarts <<<"$(docker inspect --format '{{.State.Status}} {{.State.ExitCode}} {{.RestartCount}}' "$container")"
-  [ "$status" = running ] && [ "$restarts" = 0 ] || end "$([ "$code" = 0 ] && echo 1 || echo "$code")"
+  state=$(docker inspect --format '{{.State.Status}} {{.RestartCount}}' "$container")
+  [ "$state" = "running 0" ] || end
   if answer=$(docker exec "$container" /opt/appliance/healthchecks/ready 2>/dev/null); then break; fi
   text=$(reason <<<"$answer")
   [ "${text#phase.json}" = "$text" ] || text= # nothing has written it yet
