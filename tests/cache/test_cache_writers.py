@@ -69,14 +69,23 @@ def hammer(root: Path, seed: int, until: float) -> None:
                 if choose.random() < 0.3:
                     lease.drop("asked")
                     fill(lease.folder)
-                if choose.random() < 0.1:
-                    # A bit that flips on the disk.
-                    (lease.folder / "inductor/xy/cxyz.py").write_bytes(b"poison")
         except UnusableError as error:
             if error.reason not in ("shared", "broken_in_use", "busy"):
                 raise
+        if choose.random() < 0.1:
+            poison(store)
         if choose.random() < 0.3:
             store.prune(max_age_s=-1)
+
+
+def poison(store: Store) -> None:
+    """Flip a bit on the disk while nobody uses the generation: under an engine no opening could see it."""
+    with locks.gate(store.root, KEY) as held:
+        hold = locks.use(store.root, KEY)
+        file = store.folder / KEY / "inductor/xy/cxyz.py"
+        if held and hold.alone() and file.exists():
+            file.write_bytes(b"poison")
+        hold.release()
 
 
 def test_killed_writers_never_leave_what_a_start_would_load_wrongly(tmp_path: Path) -> None:
