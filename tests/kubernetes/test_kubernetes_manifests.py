@@ -230,6 +230,7 @@ def test_the_pod_asks_for_what_the_profile_needs(overlay: str) -> None:
     }
     # Twice: while another revision is fetched, the one before is still there.
     assert claims["models"] >= 2 * needs.disk_bytes
+    assert claims["cache"] > int(environment(overlay, "engine")["APPLIANCE_CACHE_GIGABYTES"]) * 10**9 > 0
     (shm,) = (volume["emptyDir"] for volume in pod(overlay)["volumes"] if volume["name"] == "shm")
     assert shm["medium"] == "Memory"
     assert amount(shm["sizeLimit"]) >= needs.shm_bytes
