@@ -29,11 +29,14 @@ _CONTROLS = {code: None for code in (*range(0x20), 0x7F, *range(0x80, 0xA0)) if 
 
 
 def secrets_of(environment: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the values that no line may show, longest first, so that one inside another leaves no rest."""
+    """Return the values that no line may show, longest first, so that one inside another leaves no rest.
+
+    Where a secret's file lies is none: the start tells it to whoever needs the key.
+    """
     found = {
         word
         for name, value in environment.items()
-        if any(fnmatchcase(name, pattern) for pattern in SECRET_NAMES)
+        if any(fnmatchcase(name, pattern) for pattern in SECRET_NAMES) and not name.endswith("_FILE")
         for word in (value, value.strip())
         if len(word) >= _SHORTEST_SECRET
     }

@@ -196,7 +196,7 @@ class CacheStart(BaseModel):
 
     enabled: bool
     key: str | None = None
-    state: str | None = Field(default=None, description="cold, warm or resumed.")
+    state: str | None = Field(default=None, description="cold, warm or resumed; off where nothing is kept.")
     reason: str | None = Field(default=None, description="Why; these words are stable and read by machines.")
 
 

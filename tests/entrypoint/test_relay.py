@@ -72,6 +72,8 @@ def test_secrets_are_known_by_their_names() -> None:
         "HF_TOKEN": "hub-token\n",
         "APPLIANCE_API_KEY": "my-own-key",
         "APPLIANCE_SIDECAR_TOKEN": "side-token",
+        "APPLIANCE_API_KEY_FILE": "/run/secrets/api_key",
+        "APPLIANCE_SIDECAR_TOKEN_FILE": "/run/secrets/sidecar_token",
         "APPLIANCE_PORT": "8000",
         "PATH": "/usr/bin",
         "APPLIANCE_OTHER_KEY": "abc",
