@@ -52,7 +52,7 @@ _ARGUMENTS = frozenset(
         *("log_error_stack", "max_log_len", "enable_log_deltas", "enable_log_outputs", "enable_log_requests"),
         *("enable_logging_iteration_details", "aggregate_engine_logging", "disable_log_stats", "use_tqdm_on_load"),
         *("otlp_traces_endpoint", "collect_detailed_traces", "show_hidden_metrics_for_version"),
-        *("kv_cache_metrics", "kv_cache_metrics_sample", "enable_mfu_metrics", "profiler_config"),
+        *("kv_cache_metrics", "kv_cache_metrics_sample", "enable_mfu_metrics", "profiler_config", "cudagraph_metrics"),
         *("chat_template", "chat_template_content_format", "default_chat_template_kwargs"),
         *("trust_request_chat_template", "enable_auto_tool_choice", "exclude_tools_when_tool_choice_none"),
         *("tool_call_parser", "tool_parser_plugin", "reasoning_parser", "reasoning_parser_plugin"),

@@ -64,6 +64,8 @@ class _Recording:
             if client.scheduler_stats is not None:
                 # Free without data parallelism, where alone vLLM uses it.
                 client.scheduler_stats.step_counter = self._steps
+                # The record has it; vLLM would log a table of it every ten seconds and do nothing else with it.
+                client.scheduler_stats.cudagraph_stats = None
         return outputs
 
     def shutdown(self) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from vllm.compilation.cuda_graph import CUDAGraphStat
 from vllm.engine.arg_utils import EngineArgs
 from vllm.sampling_params import SamplingParams
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
@@ -65,6 +66,8 @@ class Run:
         self.pipeline: deque[tuple[Any, dict[str, int]]] = deque()
         self.sampled: dict[str, int] = {}
         self.counters: list[int] = []
+        self.graphs: list[CUDAGraphStat | None] = []
+        """What is left for vLLM's log."""
         self.running = 0
         """As the last statistics say, which is what the stat logger knows."""
 
@@ -95,10 +98,12 @@ class Run:
                 req_ids=names,
                 req_id_to_index={name: index for index, name in enumerate(names)},
                 sampled_token_ids=[[7] * samples.get(name, 0) for name in names],
+                cudagraph_stats=CUDAGraphStat(len(names), len(names), 0, "FULL"),
             ),
         )
         for client in made.values():
             self.counters.append(client.scheduler_stats.step_counter)
+            self.graphs.append(client.scheduler_stats.cudagraph_stats)
             self.running = client.scheduler_stats.num_running_reqs
             for one in client.outputs:
                 self.sampled[one.request_id] = self.sampled.get(one.request_id, 0) + len(one.new_token_ids)
@@ -136,6 +141,7 @@ def simulate(model: str, mode: str, blocks: int, *, abort: bool) -> dict[str, An
     return {
         "scheduler": type(scheduler).__name__,
         "executed": executed,
+        "graphs_left_to_log": sum(graph is not None for graph in run.graphs),
         "after_an_empty_round": after_an_empty_round,
         "running_before_and_after_an_abort": [running_before, run.running],
         "prompts": sum(request.num_prompt_tokens for request, _ in asked.values()),

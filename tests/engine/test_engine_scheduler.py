@@ -33,6 +33,8 @@ def simulated(request: pytest.FixtureRequest, smollm2: Path, tmp_path_factory: p
         assert [step["step"] for step in steps] == list(range(1, len(steps) + 1))
         steps = steps[: result["executed"]]
         assert all(0 < step["requests"] <= 4 for step in steps)
+        assert all(step["graph"] == "FULL" for step in steps)
+        assert result["graphs_left_to_log"] == 0, "of the record's graphs vLLM logs no table"
         assert all(0 < step["prefill_tokens"] + step["decode_tokens"] <= 64 for step in steps)
         result["record"] = {
             key: sum(step[key] for step in steps) for key in ("prefill_tokens", "decode_tokens", "generated_tokens")

@@ -66,6 +66,12 @@ def test_release_profile_has_every_value_of_its_document() -> None:
     assert {"e4m3_grouped_fp32", "long_context", "scalar_tail", "dflash2_verifier"} <= {*profile.expected_acceleration}
 
 
+def test_on_v100s_the_step_record_tells_graph_replays() -> None:
+    v100 = [profile for profile in catalogue.load_all() if profile.engine == "v100"]
+    assert v100
+    assert all(profile.arguments["cudagraph_metrics"] is True for profile in v100)
+
+
 def test_c32_profile_has_its_decode_contract() -> None:
     profile = catalogue.load("qwen38_27b_fp8_c32")
     assert profile.draft is None
