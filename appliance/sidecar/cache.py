@@ -227,7 +227,8 @@ async def _answered(state: CacheState, jobs: Jobs, action: Action, key: str | No
         await asyncio.sleep(0.01)
     if not job.over.is_set():
         return JSONResponse(job_of(job).model_dump(mode="json"), 202)
-    state.latest = None
+    # Scrapes and the page tell the last look; without one they would know of no cache for a while.
+    await asyncio.to_thread(state.look)
     if job.state == "failed":
         # In use since a moment, not sealed, gone since a moment, a disk that refuses: none can be done now.
         return JSONResponse({"reason": job.problem}, 409)

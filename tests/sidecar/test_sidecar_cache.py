@@ -129,6 +129,7 @@ def test_a_generation_is_removed(ask: Asker) -> None:
     answer = ask("DELETE", f"/v1/cache/{key}")
     assert answer.status_code == 200
     assert answer.json()["result"] == {"key": key, "size_bytes": answer.json()["result"]["size_bytes"], "why": "asked"}
+    assert 'appliance_cache_generations{state="sealed"} 0.0' in ask("GET", "/metrics", {}).text
     assert ask("GET", "/v1/cache", {}).json()["generations"] == []
     assert ask("DELETE", f"/v1/cache/{key}").status_code == 404
 
