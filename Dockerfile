@@ -157,7 +157,7 @@ LABEL org.opencontainers.image.title="V100 appliance: health, metadata and compi
       org.opencontainers.image.base.digest="${BASE_DIGEST}"
 USER 10001:0
 EXPOSE 8001
-HEALTHCHECK --interval=10s --timeout=5s --start-period=30s CMD ["python3", "-ISc", "import os, urllib.request as u; u.urlopen('http://127.0.0.1:' + (os.environ.get('APPLIANCE_SIDECAR_PORT') or '8001') + '/v1/version', timeout=4)"]
+HEALTHCHECK --interval=10s --timeout=5s --start-period=30s CMD ["python3", "-ISc", "import os, urllib.request as u; u.build_opener(u.ProxyHandler({})).open('http://127.0.0.1:' + (os.environ.get('APPLIANCE_SIDECAR_PORT') or '8001') + '/v1/version', timeout=4)"]
 CMD ["sidecar"]
 
 FROM portable-tree AS portable
