@@ -59,34 +59,43 @@ def chunks(result: Result, number: int = 1) -> str | None:
 def throughput(results: Sequence[Result], along: str) -> str | None:
     """Output tokens a second over `input_tokens` or `concurrency`; None where no two results differ in it alone."""
     other = "concurrency" if along == "input_tokens" else "input_tokens"
-    lines: dict[tuple[str, int], dict[int, float]] = {}
+    lines: dict[tuple[str, int, str], list[tuple[int, float]]] = {}
     for result in results:
         rate = result.rates.get("output_tokens_per_s")
         at, fixed = (getattr(result.contract.workload, name) for name in (along, other))
         if rate is not None and at is not None and fixed is not None:
-            kind = f"{result.kind}, screen" if result.screen else result.kind
-            lines.setdefault((kind, fixed), {})[at] = rate
-    lines = {key: points for key, points in lines.items() if len(points) > 1}
+            screen = ", screen" if result.screen else ""
+            kind = ("stable decode steps alone" if result.kind == "decode" else result.kind) + screen
+            lines.setdefault((kind, fixed, _rest(result)), []).append((at, rate))
+    lines = {key: sorted(points) for key, points in lines.items() if len({at for at, _ in points}) > 1}
     if not lines:
         return None
     what = {"input_tokens": "context, prompt tokens", "concurrency": "requests at a time"}[along]
     fixed_text = {"input_tokens": "at a time", "concurrency": "prompt tokens"}[along]
 
     def draw(axes: Any) -> None:  # noqa: ANN401
-        for number, ((kind, fixed), points) in enumerate(sorted(lines.items())):
-            xs = sorted(points)
-            label = f"{kind}, {fixed} {fixed_text}"
-            axes.plot(xs, [points[x] for x in xs], marker="o", label=label, **_look(number))
+        for number, ((kind, fixed, rest), points) in enumerate(sorted(lines.items())):
+            alike = [key for key in sorted(lines) if key[:2] == (kind, fixed)]
+            # The sections of a page tell what else differs; a number suffices to keep such lines apart.
+            which = f", {alike.index((kind, fixed, rest)) + 1} of {len(alike)}" if len(alike) > 1 else ""
+            label = f"{kind}, {fixed} {fixed_text}{which}"
+            axes.plot(*zip(*points, strict=True), marker="o", label=label, **_look(number))
+        ticks = sorted({at for points in lines.values() for at, _ in points})
         axes.set_xscale("log", base=2)
-        ticks = sorted({x for points in lines.values() for x in points})
         axes.set_xticks(ticks, [str(tick) for tick in ticks])
         axes.minorticks_off()
-        axes.set_ylim(0, 1.1 * max(rate for points in lines.values() for rate in points.values()))
+        axes.set_ylim(0, 1.1 * max(rate for points in lines.values() for _, rate in points))
         axes.set_xlabel(what)
         axes.set_ylabel("output tokens/s")
         axes.legend(frameon=False, fontsize=8)
 
     return svg(f"throughput-{along}", f"Throughput by {what.split(',')[0]}", draw)
+
+
+def _rest(result: Result) -> str:
+    """What else two results must share to be points of one line."""
+    asked = result.contract.workload.model_dump_json(exclude={"input_tokens", "concurrency", "requests", "counted"})
+    return f"{result.environment.profile} {asked} {result.contract.system.model_dump_json()}"
 
 
 def rooflines(model: Mapping[str, Any]) -> str | None:

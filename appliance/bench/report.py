@@ -111,7 +111,8 @@ def _stats(stats: Stats | None) -> tuple[str, ...]:
 
 
 def _rates(result: Result) -> Table | None:
-    rows = [(name, f"{result.rates[rate]:.3f}") for rate, name in RATES.items() if rate in result.rates]
+    alone = ", stable decode steps alone" if result.kind == "decode" else ""
+    rows = [(name + alone, f"{result.rates[rate]:.3f}") for rate, name in RATES.items() if rate in result.rates]
     if result.acceptance_length is not None:
         rows.append(("tokens a round of speculation", f"{result.acceptance_length:.3f}"))
     if (whole := result.totals) is not None:

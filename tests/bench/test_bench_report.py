@@ -137,6 +137,24 @@ def test_every_plot_has_a_name_and_is_well_formed() -> None:
     assert "gate_up" in (drawn[4] or "")
 
 
+def test_points_of_one_line_differ_in_one_thing_alone() -> None:
+    def other(concurrency: int, rate: float) -> report.Result:
+        told = samples.decoded(concurrency, 2048, rate)
+        environment = told.environment.model_copy(update={"profile": "qwen38_27b_nvfp4_dflash2"})
+        return told.model_copy(update={"environment": environment})
+
+    assert plots.throughput([samples.decoded(1, 2048, 60.0), other(8, 900.0)], "concurrency") is None
+    mixed = [samples.decoded(1, 2048, 60.0), samples.decoded(8, 2048, 400.0), other(1, 90.0), other(8, 900.0)]
+    drawn = plots.throughput(mixed, "concurrency") or ""
+    for number in (1, 2):
+        assert f"stable decode steps alone, 2048 prompt tokens, {number} of 2" in drawn
+    assert plots.throughput([samples.decoded(1, 2048, 60.0), samples.decoded(1, 2048, 61.0)], "concurrency") is None
+
+
+def test_the_rate_of_decode_steps_is_called_that() -> None:
+    assert "| output tokens/s, stable decode steps alone | 1085.000 |" in report.markdown([samples.decoded()])
+
+
 def test_the_same_result_draws_the_same_plot() -> None:
     assert plots.steps(samples.decoded()) == plots.steps(samples.decoded())
 
