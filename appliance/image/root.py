@@ -37,6 +37,20 @@ def no_privileged_files(tree: Path) -> str:
     return f"no setuid or setgid file among {count}"
 
 
+def for_every_user(folder: Path) -> str:
+    """Say that every user can read what is in `folder`, be it a container's user or any other. Raises CheckError."""
+    count = 0
+    for path in (folder, *sorted(folder.rglob("*"))):
+        mode = path.lstat().st_mode
+        wanted = 0 if stat.S_ISLNK(mode) else 0o005 if stat.S_ISDIR(mode) else 0o004
+        if mode & wanted != wanted:
+            raise CheckError(
+                f"{path} has mode {stat.S_IMODE(mode):o}; wanted it readable for every user; chmod a+rX it"
+            )
+        count += 1
+    return f"{count} files and folders, which every user can read"
+
+
 def no_driver(tree: Path) -> str:
     """Say that no driver library is in the image: one would come before the host's and stop with error 803.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import subprocess
 from typing import TYPE_CHECKING
 
 import pytest
@@ -10,6 +11,7 @@ from elf_maker import Part, container, entry, library
 
 from appliance.errors import CheckError
 from appliance.image import audit, engine, kernels, libraries, root
+from appliance.paths import CONFIG
 from sm70_kernels.build import manifest
 from sm70_kernels.build.compiler import Compiled, Resources
 from sm70_kernels.registry import Specialisation, registered
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
 
 SPECS = registered()[:3]
 COMPILER = "NVRTC 12.8.93"
+INSTALL = CONFIG / "image" / "install.sh"
 
 
 # Files
@@ -33,6 +36,36 @@ def test_a_setuid_file_is_found_and_links_are_not_followed(tmp_path: Path) -> No
     program.chmod(0o4755)
     with pytest.raises(CheckError, match=r"usr/bin/su has mode 4755; wanted no setuid or setgid file"):
         root.no_privileged_files(tmp_path)
+
+
+def test_what_not_every_user_can_read_is_found(tmp_path: Path) -> None:
+    probe = tmp_path / "healthchecks" / "ready"
+    probe.parent.mkdir()
+    probe.touch(0o755)
+    tmp_path.chmod(0o755)
+    (tmp_path / "link").symlink_to("nowhere")
+    assert root.for_every_user(tmp_path) == "4 files and folders, which every user can read"
+    probe.chmod(0o700)
+    with pytest.raises(CheckError, match=r"healthchecks/ready has mode 700; wanted it readable for every user"):
+        root.for_every_user(tmp_path)
+    probe.chmod(0o755)
+    probe.parent.chmod(0o744)
+    with pytest.raises(CheckError, match=r"healthchecks has mode 744"):
+        root.for_every_user(tmp_path)
+
+
+def test_a_checkout_that_is_its_owners_alone_is_opened(tmp_path: Path) -> None:
+    """The step of install.sh that does it, on a folder of the test's own."""
+    probe = tmp_path / "healthchecks" / "ready"
+    probe.parent.mkdir(mode=0o700)
+    probe.touch(0o700)
+    (tmp_path / "a.py").touch(0o600)
+    (tmp_path / "link").symlink_to("/nowhere")
+    tmp_path.chmod(0o700)
+    (step,) = (line for line in INSTALL.read_text(encoding="utf-8").splitlines() if line.startswith("find . "))
+    subprocess.run(["/bin/sh", "-euc", step], cwd=tmp_path, check=True, timeout=60)
+    root.for_every_user(tmp_path)
+    assert (probe.stat().st_mode & 0o777, (tmp_path / "a.py").stat().st_mode & 0o777) == (0o755, 0o644)
 
 
 def test_a_driver_library_is_found(tmp_path: Path) -> None:
@@ -223,8 +256,8 @@ def test_the_drivers_functions_are_read_off_the_symbol_names(tmp_path: Path) -> 
 
 
 def test_each_image_is_asked_what_concerns_it(tmp_path: Path) -> None:
-    assert [*audit.checks("sidecar", tmp_path, tmp_path)] == ["files", "driver", "packages"]
-    assert [*audit.checks("portable", tmp_path, tmp_path)] == ["files", "driver", "engine", "plugins"]
+    assert [*audit.checks("sidecar", tmp_path, tmp_path)] == ["files", "driver", "users", "packages"]
+    assert [*audit.checks("portable", tmp_path, tmp_path)] == ["files", "driver", "users", "engine", "plugins"]
     assert {"device code", "extensions", "kernels", "engine", "CUDA"} <= audit.checks("v100", tmp_path, tmp_path).keys()
 
 
