@@ -81,7 +81,10 @@ def predict(tokens: int, ranks: int, logits: int, families: Sequence[str], folde
         return parse(kept.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         text = _run(words)
-    found = parse(text)
+    try:
+        found = parse(text)
+    except ValueError as error:
+        raise CheckError(f"{error}; wanted a {PACKAGE} that goes with this appliance") from None
     try:
         folder.mkdir(parents=True, exist_ok=True)
         temporary = kept.with_suffix(f".{os.getpid()}")
@@ -96,6 +99,9 @@ def parse(text: str) -> Kernels:
     """Read the model's JSON. Raises ValueError for any other."""
     try:
         record = json.loads(text)
+    except ValueError as error:
+        raise ValueError(f"the kernels' model printed no JSON ({error})") from error
+    try:
         rows = [
             Row(
                 each["part"],

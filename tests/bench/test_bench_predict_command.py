@@ -191,6 +191,20 @@ def fail(monkeypatch: pytest.MonkeyPatch, code: str, timeout: float = 60) -> str
     return str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("printed", "told"), [("", "printed no JSON"), ("{}", "without 'predictions'"), ("[1]", "JSON without")]
+)
+def test_a_model_of_another_form_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str], printed: str, told: str
+) -> None:
+    monkeypatch.setattr(predict_kernels, "_run", lambda words: printed)
+    monkeypatch.setenv("APPLIANCE_STATE_DIR", str(tmp_path))
+    assert command("--profile", "qwen38_27b_fp8_c32", "--context", "1024", "--concurrency", "1", "--decode-only") == 1
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert said.startswith("appliance: the kernels' model printed ")
+    assert told in said
+
+
 def test_a_model_that_fails_is_quoted(monkeypatch: pytest.MonkeyPatch) -> None:
     said = fail(monkeypatch, "import sys; print('one', file=sys.stderr); sys.exit('no nvdisasm')")
     assert said == "the kernels' model failed: no nvdisasm"

@@ -194,7 +194,14 @@ def test_the_command_puts_results_together(tmp_path: Path, capsys: pytest.Captur
 
 
 @pytest.mark.parametrize(
-    ("content", "told"), [("", "no JSON"), ("[]", "no predictions in it"), ('{"predictions": 3}', "no predictions")]
+    ("content", "told"),
+    [
+        ("", "no JSON"),
+        ("[]", "no predictions in it"),
+        ('{"predictions": 3}', "no predictions"),
+        ('{"predictions": [3]}', "a prediction lacks what is drawn"),
+        ('{"predictions": [{"us": 1, "roofline_us": 1}]}', "a prediction lacks what is drawn"),
+    ],
 )
 def test_a_roofline_file_of_something_else(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], content: str, told: str

@@ -82,4 +82,14 @@ def _parsed(text: str, where: str) -> dict[str, Any]:
         raise ConfigurationError(f"{where}: no JSON ({error}); wanted the output of the kernels' model") from None
     if not isinstance(model, dict) or not isinstance(model.get("predictions"), list):
         raise ConfigurationError(f"{where}: no predictions in it; wanted the output of the kernels' model")
+    if not all(map(_drawable, model["predictions"])):
+        raise ConfigurationError(f"{where}: a prediction lacks what is drawn; wanted the output of the kernels' model")
     return model
+
+
+def _drawable(row: object) -> bool:
+    """Whether a row is one of the model's: of its figures, these stand in the plot."""
+    if not isinstance(row, dict):
+        return False
+    numbers = (row.get(name) for name in ("m", "launches_a_step", "us", "roofline_us"))
+    return all(isinstance(number, int | float) for number in numbers) and {"part", "bound"} <= row.keys()
