@@ -310,7 +310,7 @@ def _size(amount: int) -> str:
 
 
 def _quantity(text: str, option: str, units: dict[str, int], wanted: str) -> int:
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", text.strip())
+    match = re.fullmatch(r"(\d{1,15}(?:\.\d+)?)\s*([A-Za-z]*)", text.strip(), re.ASCII)
     unit = match[2].removesuffix("B") if match and units is _SIZES else match[2] if match else ""
     if match is None or unit not in units:
         raise ConfigurationError(f'{option} is "{text}"; wanted {wanted}')

@@ -113,6 +113,7 @@ def test_prune_removes_says_why_and_can_only_say(capsys: pytest.CaptureFixture[s
         (["prune", "--max-age", "soon"], 'is "soon"; wanted a time like 12h or 30d'),
         (["prune", "--max-size", "3X"], 'is "3X"; wanted a size like 20GB'),
         (["prune", "--max-size", "-1"], 'is "-1"; wanted a size'),
+        (["prune", "--max-size", "9" * 400], "wanted a size like 20GB"),
         (["exprot", "a", "b"], "invalid choice"),
         (["verify", "--jsn"], '"--jsn" is no option'),
         (["export", KEY], "required: file"),
