@@ -9,7 +9,7 @@ from __future__ import annotations
 import datetime
 import math
 from functools import cache
-from typing import TYPE_CHECKING, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -78,7 +78,7 @@ class Reference(Strict):
     """Why it is only a screen and no acceptance run."""
     contract: Contract
     times: dict[Metric, Spread] = Field(default_factory=dict)
-    rates: dict[Rate, float] = Field(default_factory=dict)
+    rates: dict[Rate, Annotated[float, Field(gt=0)]] = Field(default_factory=dict)
     """As printed; where totals are told, a comparison takes the exact rates out of them."""
     totals: Totals | None = None
     modes: tuple[Mode, ...] = ()

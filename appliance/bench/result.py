@@ -29,6 +29,12 @@ Measured = Literal["stable_decode_steps", "token_stream", "serving"]
 sees of one or a few streams; serving: a whole load, prefill interference included. They are never compared with each
 other."""
 
+MEASURED: dict[Kind, Measured] = {
+    "decode": "stable_decode_steps",
+    "stream": "token_stream",
+    "serve": "serving",
+}
+
 Metric = Literal["decode_step_ms", "itl_ms", "ttft_ms", "tpot_ms", "chunk_interval_ms", "e2e_ms", "prefill_step_ms"]
 """Times, lower is better. `itl_ms` is vLLM's: between a request's chunks. `tpot_ms` counts returned token IDs."""
 
@@ -219,7 +225,7 @@ class Result(Strict):
     contract: Contract
     environment: Environment
     traces: tuple[Trace, ...] = ()
-    rates: dict[Rate, float] = Field(default_factory=dict)
+    rates: dict[Rate, Annotated[float, Field(ge=0)]] = Field(default_factory=dict)
     totals: Totals | None = None
     exclusions: tuple[Counted, ...] = ()
     failures: tuple[Counted, ...] = ()
@@ -230,6 +236,8 @@ class Result(Strict):
     @model_validator(mode="after")
     def _tell_all(self) -> Self:
         workload = self.contract.workload
+        if workload.measured != MEASURED[self.kind]:
+            raise ValueError(f"contract.workload.measured is {workload.measured}; {self.kind} is {MEASURED[self.kind]}")
         untold = [
             name
             for name in ("input_tokens", "output_tokens", "concurrency", "requests", "sampling", "speculation")

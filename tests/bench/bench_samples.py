@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from appliance.bench import serve, statistics
 from appliance.bench.result import (
+    MEASURED,
     Clocks,
     Contract,
     Counted,
@@ -124,7 +125,7 @@ def result(traces: Iterable[Trace], **changes: Any) -> Result:
         "kind": "decode",
         "at": datetime(2026, 11, 29, 12, 0, tzinfo=UTC),
         "title": "a result",
-        "contract": Contract(workload=workload(), system=SYSTEM),
+        "contract": Contract(workload=workload(measured=MEASURED[changes.get("kind", "decode")]), system=SYSTEM),
         "environment": ENVIRONMENT,
         "traces": tuple(traces),
     }

@@ -199,6 +199,10 @@ def test_a_reference_of_ones_own_is_read(tmp_path: Path) -> None:
         ),
         (lambda one: one["times"].update(decode_step_ms={"mean": float("nan")}), "wanted a finite number"),
         (lambda one: one["times"].update(decode_step_ms={"mean": 0}), "wanted greater than 0"),
+        (
+            lambda one: one.update(rates={"requests_per_s": -1.0}),
+            "rates.requests_per_s: is -1.0; wanted greater than 0",
+        ),
         (lambda one: one["times"].update(decode_steps={"mean": 1}), "references.mine.times.decode_steps"),
         (lambda one: one["contract"]["workload"].pop("measured"), "contract.workload.measured: missing"),
         (

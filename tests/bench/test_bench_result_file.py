@@ -68,6 +68,14 @@ def test_pooling_needs_every_sample() -> None:
             "traces.0: stats tell of 2 samples, 1 are",
         ),
         (
+            lambda record: record.update(rates={"output_tokens_per_s": -1}),
+            "rates.output_tokens_per_s: is -1; wanted greater than or equal to 0",
+        ),
+        (
+            lambda record: record.update(kind="serve"),
+            "contract.workload.measured is stable_decode_steps; serve is serving",
+        ),
+        (
             lambda record: record["traces"][0].update(samples=[1.0, -2.0]),
             "traces.0.samples.1: is -2.0; wanted greater than or equal to 0",
         ),
