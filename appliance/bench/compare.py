@@ -45,6 +45,8 @@ class Side:
     values: Mapping[Key, float]
     repeats: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     """The mean of each trace by metric, where there are several."""
+    counts: Mapping[str, int] = field(default_factory=dict)
+    """Samples of each metric, where they are told."""
     derived: frozenset[Key] = frozenset()
     """Values that nobody printed or measured as such."""
     failed: int = 0
@@ -148,9 +150,12 @@ def of_result(name: str, result: Result) -> Side:
     """Return the side of a result of ours. Repeats are pooled; percentiles only where their samples were kept."""
     values: dict[Key, float] = {}
     repeats: dict[str, tuple[float, ...]] = {}
+    counts: dict[str, int] = {}
     for metric, mode in dict.fromkeys((trace.metric, trace.mode) for trace in result.traces):
         traces = result.of(metric, mode)
         values |= {(metric, mode, name): value for name, value in _pooled(traces).items()}
+        if mode == ALL:
+            counts[metric] = sum(trace.stats.count for trace in traces if trace.stats)
         if mode == ALL and len(traces) > 1:
             repeats[metric] = tuple(trace.stats.mean for trace in traces if trace.stats)
             if metric == "tpot_ms":
@@ -168,6 +173,7 @@ def of_result(name: str, result: Result) -> Side:
         contract=result.contract,
         values=_with_decode_rate(values),
         repeats=repeats,
+        counts=counts,
         failed=result.totals.failed if result.totals else lost,
         unsound=unsound,
         screen=result.screen,
@@ -195,6 +201,7 @@ def of_reference(name: str, reference: Reference) -> Side:
         contract=reference.contract,
         values=_with_decode_rate(values),
         repeats={metric: spread.repeats for metric, spread in reference.times.items() if len(spread.repeats) > 1},
+        counts={metric: spread.count for metric, spread in reference.times.items() if spread.count},
         derived=frozenset(derived),
         failed=reference.totals.failed if reference.totals else 0,
         screen=reference.screen,

@@ -19,6 +19,9 @@ UNITS = {"_ms": "ms", "_tokens_per_s": "tokens/s", "requests_per_s": "requests/s
 
 MOST_DIGITS = 9
 
+FEW = 100
+"""Samples below which a verdict says how few it rests on."""
+
 ARITHMETIC = 1e-12
 """What floating point may put between a figure at its limit and the limit, as a share."""
 
@@ -116,6 +119,12 @@ def _caveats(comparison: Comparison) -> list[str]:
         f"{side.name} is a screen and no acceptance run: {side.screen}."
         for side in (comparison.subject, comparison.reference)
         if side.screen
+    ]
+    metric = comparison.headline.key[0] if comparison.headline else ""
+    words += [
+        f"{side.name} rests on {count} sample{'s' * (count > 1)} alone."
+        for side in (comparison.subject, comparison.reference)
+        if 0 < (count := side.counts.get(metric, 0)) < FEW
     ]
     if comparison.untold:
         parts = ", ".join(each.part for each in comparison.untold)

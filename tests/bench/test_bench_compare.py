@@ -174,6 +174,15 @@ def test_counts_that_are_not_right_allow_no_claim_though_every_request_was_answe
         assert verdict.judge(against(mine, name), TEN).passed
 
 
+@pytest.mark.parametrize(
+    ("count", "told"), [(1, "mine rests on 1 sample alone."), (99, "mine rests on 99 samples alone."), (100, "")]
+)
+def test_how_few_samples_a_verdict_rests_on_is_said(count: int, told: str) -> None:
+    text = said(against(decode(flat(29.0, count)), "a800_decode_2k"))
+    assert told in text
+    assert ("rests on" in text) == bool(told)
+
+
 def test_a_screen_is_called_that() -> None:
     result = serving(128, 0, 100.0, screen="a screen of this test")
     assert "mine is a screen and no acceptance run: a screen of this test." in said(against(result, "a800_serve_32k"))
