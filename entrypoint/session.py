@@ -36,7 +36,13 @@ class Session:
     def __init__(self, plan: Plan, environment: Mapping[str, str], stream: Stream) -> None:
         self._run_dir = Path(plan.setting("run_dir"))
         self._plan = plan
-        self._environment = {**environment, "APPLIANCE_RUN_DIR": str(self._run_dir), "PYTHONSAFEPATH": "1"}
+        self._environment = {
+            **environment,
+            "APPLIANCE_RUN_DIR": str(self._run_dir),
+            # The plan's, where the command line overrules a variable: the sidecar must not look into another cache.
+            "APPLIANCE_CACHE_DIR": str(plan.setting("cache_dir")),
+            "PYTHONSAFEPATH": "1",
+        }
         self._stream = stream
         self._stop_seconds = int(plan.health["drain"] + STOP_SECONDS + KILL_SECONDS + 5)
         self._asked = 0

@@ -39,6 +39,7 @@ class Run(Started):
             "sidecar_host": "127.0.0.1",
             "sidecar_port": self.sidecar_port,
             "run_dir": str(run_dir),
+            "cache_dir": str(folder / "cache"),
             "log_format": "plain",
             "on_engine_exit": "end",
             "max_restarts": 1,
@@ -55,7 +56,7 @@ class Run(Started):
             folder,
             run_dir,
             [sys.executable, str(DATA / "serve_fake.py"), str(folder / "plan.json")],
-            {**os.environ, "APPLIANCE_API_KEY": KEY, "VLLM_API_KEY": KEY},
+            {**os.environ, "APPLIANCE_API_KEY": KEY, "VLLM_API_KEY": KEY, "APPLIANCE_CACHE_DIR": "/overruled"},
             start_new_session=True,
             **({} if output is None else {"stdout": output}),
         )
@@ -79,6 +80,8 @@ def test_it_serves_tells_how_to_use_it_and_ends_on_sigterm_with_nothing_left(sta
     run.wait(lambda: f"listening on http://127.0.0.1:{run.sidecar_port}" in run.log)
     with urllib.request.urlopen(f"http://127.0.0.1:{run.sidecar_port}/health/ready", timeout=5) as answer:
         assert answer.status == 200
+    with urllib.request.urlopen(f"http://127.0.0.1:{run.sidecar_port}/v1/cache", timeout=5) as answer:
+        assert json.load(answer)["folder"] == str(run.run_dir.with_name("cache"))
     for program in ("engine     | ", "sidecar    | ", "appliance  | "):
         assert program in run.log
     tree = run.tree()
