@@ -9,11 +9,12 @@ from __future__ import annotations
 import itertools
 import json
 import time
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator, Callable, Iterable
 
     import aiohttp
 
@@ -190,6 +191,11 @@ def _usage(usage: dict[str, Any], outcome: Outcome) -> None:
     details = usage.get("prompt_tokens_details") or {}
     if details.get("cached_tokens") is not None:
         outcome.cached_tokens = int(details["cached_tokens"])
+
+
+def warm_up_failures(outcomes: Iterable[Outcome]) -> Counter[str]:
+    """Return how many requests failed that were not measured, by reason."""
+    return Counter(f"in the warm-up: {outcome.failure}" for outcome in outcomes if outcome.failure is not None)
 
 
 def judge(outcome: Outcome, input_tokens: int, output_tokens: int) -> None:

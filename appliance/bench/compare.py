@@ -174,7 +174,8 @@ def of_result(name: str, result: Result) -> Side:
         values=_with_decode_rate(values),
         repeats=repeats,
         counts=counts,
-        failed=result.totals.failed if result.totals else lost,
+        # Requests of a warm-up that failed are in no total.
+        failed=max(lost, result.totals.failed if result.totals else 0),
         unsound=unsound,
         screen=result.screen,
     )

@@ -9,7 +9,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING
 
 from appliance.bench import prompts, statistics, traces
-from appliance.bench.client_request import body, judge, send
+from appliance.bench.client_request import body, judge, send, warm_up_failures
 from appliance.bench.result import Counted
 from appliance.errors import CheckError, ConfigurationError
 from appliance.health import rundir
@@ -88,7 +88,9 @@ async def measure(
     asked = prompts.token_prompts(known, load.input_tokens, load.concurrency, load.seed)
     decoded = Decoded()
     with progress.bar(f"warm-up, {load.name}", 1) as bar:
-        await _round(client, target, served, load, asked, min(WARM_UP_TOKENS, load.output_tokens))
+        first = await _round(client, target, served, load.short, asked, min(WARM_UP_TOKENS, load.output_tokens))
+        decoded.failures += warm_up_failures(first)
+        decoded.details |= {f"in the warm-up: {one.failure}": one.detail for one in first if one.failure is not None}
         bar.reach(1)
     for repeat in range(1, load.repeats + 1):
         if not load.cached:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,6 +42,11 @@ class Load:
     sampling: dict[str, Any]
     cached: bool
     """Whether each prompt is sent once, uncounted, before it is measured."""
+
+    @property
+    def short(self) -> Load:
+        """The same for a warm-up, which ends early and has no least number of tokens."""
+        return replace(self, sampling={name: value for name, value in self.sampling.items() if name != "min_tokens"})
 
     @property
     def name(self) -> str:

@@ -14,7 +14,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any, Literal
 
 from appliance.bench import prompts, statistics
-from appliance.bench.client_request import body, judge, send
+from appliance.bench.client_request import body, judge, send, warm_up_failures
 from appliance.bench.result import Counted, Totals
 from appliance.errors import CheckError
 
@@ -43,6 +43,7 @@ class Streamed:
     unsent: int = 0
     """Requests of repeats for which no prompts could be made any more, `why` in a line."""
     why: str = ""
+    warm_up_failures: Counter[str] = field(default_factory=Counter)
 
     @property
     def all(self) -> list[Outcome]:
@@ -57,7 +58,7 @@ class Streamed:
     @property
     def sound(self) -> bool:
         """Whether none failed."""
-        return len(self.answered) == len(self.all) + self.unsent
+        return len(self.answered) == len(self.all) + self.unsent and not self.warm_up_failures
 
 
 async def measure(
@@ -97,9 +98,10 @@ async def measure(
             body(endpoint, served.name, prompt, load.output_tokens, load.sampling, stream=True) for prompt in asked
         ]
         if load.cached and repeat == 1:
-            most = "max_completion_tokens" if endpoint == "chat" else "max_tokens"
-            once = [{**one, most: 1} for one in bodies]
-            await _all(client, target, endpoint, once, load, progress=progress, title="every prompt once, uncounted")
+            once = [body(endpoint, served.name, prompt, 1, load.short.sampling, stream=True) for prompt in asked]
+            title = "every prompt once, uncounted"
+            first = await _all(client, target, endpoint, once, load, progress=progress, title=title)
+            streamed.warm_up_failures = warm_up_failures(first)
         title = f"{load.name}, repeat {repeat} of {load.repeats}"
         began = time.perf_counter()
         outcomes = await _all(client, target, endpoint, bodies, load, progress=progress, title=title)
@@ -200,6 +202,7 @@ def rates(streamed: Streamed) -> dict[Rate, float]:
 def failures(streamed: Streamed) -> tuple[Counted, ...]:
     """Return the failed requests by reason, the commonest first."""
     found = Counter(outcome.failure for outcome in streamed.all if outcome.failure is not None)
+    found += streamed.warm_up_failures
     if streamed.unsent:
         found[f"not sent: {streamed.why}"] = streamed.unsent
     return tuple(Counted(reason=reason, count=count, unit="requests") for reason, count in found.most_common())

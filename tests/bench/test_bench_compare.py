@@ -162,6 +162,14 @@ def test_a_failed_request_allows_no_claim_however_fast_the_rest() -> None:
     assert found.words == ("No claim: requests failed, 1 of mine.",)
 
 
+def test_a_request_that_failed_in_the_warm_up_allows_no_claim() -> None:
+    cold = Counted(reason="in the warm-up: HTTP 500", count=2, unit="requests")
+    found = verdict.judge(
+        against(serving(128, 0, 100.0).model_copy(update={"failures": (cold,)}), "a800_serve_32k"), TEN
+    )
+    assert found.words == ("No claim: requests failed, 2 of mine.",)
+
+
 def test_counts_that_are_not_right_allow_no_claim_though_every_request_was_answered() -> None:
     wrong = Counted(reason="tokens that somebody else asked for", count=12, unit="tokens")
     for mine, name in (

@@ -171,6 +171,21 @@ def test_failed_requests_are_counted(run_dir: Path, capsys: pytest.CaptureFixtur
     assert result["failures"] == [{"reason": "HTTP 500", "count": 1, "unit": "requests"}]
 
 
+def test_a_request_of_the_warm_up_that_failed_is_counted_too(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    class Cold(Engine):
+        async def _batch(self, bodies: list[dict[str, Any]], body: dict[str, Any]) -> web.Response:
+            first = len(bodies) == 1
+            answer = await super()._batch(bodies, body)
+            return web.Response(status=500, text="cold") if first else answer
+
+    engine = Cold(run_dir)
+    with running(engine):
+        assert bench(engine, run_dir, "--json") == 1
+    result = json.loads(capsys.readouterr().out)
+    assert result["failures"] == [{"reason": "in the warm-up: HTTP 500", "count": 1, "unit": "requests"}]
+    assert [trace["stats"]["count"] for trace in result["traces"]] == [34, 34]
+
+
 def test_what_was_measured_before_the_engine_went_away_is_kept(
     run_dir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -189,6 +189,32 @@ def test_failures_are_counted_beside_what_was_answered(tmp_path: Path) -> None:
     assert any("EngineCore died" in note for note in stream.notes(found))
 
 
+@pytest.mark.parametrize("endpoint", ["completions", "chat"])
+def test_a_warm_up_asks_for_one_token_and_for_no_least_number(tmp_path: Path, endpoint: Any) -> None:
+    with running(Server(good)) as server:
+        sampling = {**GREEDY, "min_tokens": 4}
+        found = streamed(server, load(input_tokens=40, cached=True, sampling=sampling), tmp_path, endpoint=endpoint)
+    first, second = server.bodies
+    most = "max_completion_tokens" if endpoint == "chat" else "max_tokens"
+    assert (first[most], first.get("min_tokens")) == (1, None)
+    assert (second[most], second["min_tokens"]) == (8, 4)
+    assert found.sound
+
+
+def test_a_prompt_that_failed_before_it_was_measured_is_counted(tmp_path: Path) -> None:
+    async def cold(reply: Reply) -> None:
+        if reply.number == 1:
+            await reply.event({"error": {"message": "cold"}})
+        await good(reply)
+
+    with running(Server(cold)) as server:
+        found = streamed(server, load(requests=2, cached=True), tmp_path)
+    (only,) = stream.failures(found)
+    assert (only.reason, only.count) == (f"in the warm-up: {client_request.IN_STREAM}", 1)
+    assert stream.totals(found, tells=False).completed == 2
+    assert not found.sound
+
+
 @pytest.mark.parametrize("status", [400, 429, 500, 503])
 def test_a_status_is_the_reason(tmp_path: Path, status: int) -> None:
     with running(RefusingServer(status, "the reason in words")) as server:
