@@ -14,6 +14,8 @@ GPU_PYTHON ?= $(shell test -x $(BIN)/python && echo $(BIN)/python || echo python
 COMPOSE := docker compose --file compose.yaml
 READY  := $(VENV)/.ready-$(ENGINE)
 IMAGE  ?= v100-appliance
+# One of them starts the engines and containers, the others run the rest.
+WORKERS ?= 2
 HOST_PYTHON = $(shell test -x $(BIN)/python && echo $(BIN)/python || echo $(PYTHON))
 
 .PHONY: help serve up down logs image image-sidecar base-image sbom test test-image lint bench kernels gpu-test lock clean
@@ -47,7 +49,7 @@ sbom: ## Copy the bills of materials out of the images that are there into build
 	@config/image/sbom.sh $(IMAGE) build/sbom
 
 test: $(READY) lint ## Set everything up, lint, and run every test (ARGS="..." goes to pytest)
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadgroup $(ARGS)
 
 test-image: $(READY) ## Build the images and run the tests that need Docker
 	@APPLIANCE_TESTS_REQUIRE=docker $(BIN)/python -m pytest tests/image $(ARGS)

@@ -312,7 +312,8 @@ def _size(amount: int) -> str:
 def _quantity(text: str, option: str, units: dict[str, int], wanted: str) -> int:
     match = re.fullmatch(r"(\d{1,15}(?:\.\d+)?)\s*([A-Za-z]*)", text.strip(), re.ASCII)
     unit = match[2].removesuffix("B") if match and units is _SIZES else match[2] if match else ""
-    if match is None or unit not in units:
+    # 20 bytes is what nobody means, and would empty the cache.
+    if match is None or unit not in units or (not match[2] and float(match[1]) > 0):
         raise ConfigurationError(f'{option} is "{text}"; wanted {wanted}')
     return int(float(match[1]) * units[unit])
 

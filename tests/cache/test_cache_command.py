@@ -112,6 +112,7 @@ def test_prune_removes_says_why_and_can_only_say(capsys: pytest.CaptureFixture[s
         (["prune"], "--max-age or --max-size"),
         (["prune", "--max-age", "soon"], 'is "soon"; wanted a time like 12h or 30d'),
         (["prune", "--max-size", "3X"], 'is "3X"; wanted a size like 20GB'),
+        (["prune", "--max-size", "20"], 'is "20"; wanted a size like 20GB'),
         (["prune", "--max-size", "-1"], 'is "-1"; wanted a size'),
         (["prune", "--max-size", "9" * 400], "wanted a size like 20GB"),
         (["exprot", "a", "b"], "invalid choice"),
@@ -155,7 +156,7 @@ def test_times(words: tuple[str, int]) -> None:
     assert _quantity(words[0], "--max-age", _AGES, "") == words[1]
 
 
-@pytest.mark.parametrize("words", [("20GB", 20 * 10**9), ("1.5GiB", 3 * 2**29), ("7", 7), ("512 MB", 512 * 10**6)])
+@pytest.mark.parametrize("words", [("20GB", 20 * 10**9), ("1.5GiB", 3 * 2**29), ("7B", 7), ("0", 0), ("512 MB", 512 * 10**6)])
 def test_sizes(words: tuple[str, int]) -> None:
     from appliance.commands.cache import _SIZES, _quantity
 
