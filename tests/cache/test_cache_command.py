@@ -156,7 +156,9 @@ def test_times(words: tuple[str, int]) -> None:
     assert _quantity(words[0], "--max-age", _AGES, "") == words[1]
 
 
-@pytest.mark.parametrize("words", [("20GB", 20 * 10**9), ("1.5GiB", 3 * 2**29), ("7B", 7), ("0", 0), ("512 MB", 512 * 10**6)])
+@pytest.mark.parametrize(
+    "words", [("20GB", 20 * 10**9), ("1.5GiB", 3 * 2**29), ("7B", 7), ("0", 0), ("512 MB", 512 * 10**6)]
+)
 def test_sizes(words: tuple[str, int]) -> None:
     from appliance.commands.cache import _SIZES, _quantity
 
