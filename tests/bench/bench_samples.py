@@ -32,7 +32,7 @@ V100_2K = [29.489] * 218 + [29.511] * 22 + [29.877] * 2 + [30.390] * 2
 """244 steps whose mean prints as 29.502 and whose percentiles are the published ones, in milliseconds."""
 
 V100_2K_BEFORE = [36.285] * 171 + [36.286] * 73
-"""244 steps whose mean prints as 36.285, chosen so that the published 18.70% comes out, as of unrounded means it can."""
+"""244 steps whose mean prints as 36.285, chosen so that 18.70% comes out, as it can of means that are not rounded."""
 
 A800_2K = [33.449] * 218 + [33.613] * 22 + [35.882] * 2 + [37.996] * 2
 
