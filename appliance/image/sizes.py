@@ -60,6 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m appliance.image.sizes", description=__doc__, allow_abbrev=False)
     parser.add_argument("image")
     parser.add_argument("--json", action="store_true", help="print the layers as JSON")
+    parser.add_argument("--most", type=int, metavar="MB", help="end with 1 when the image is larger")
     arguments = parser.parse_args(argv)
     try:
         found = layers(arguments.image)
@@ -69,6 +70,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     total = sum(layer.bytes for layer in found)
     record = {"image": arguments.image, "bytes": total, "layers": [asdict(layer) for layer in found]}
     print(json.dumps(record, indent=1) if arguments.json else report(arguments.image, found))
+    if arguments.most is not None and total > arguments.most * 10**6:
+        wanted = f"wanted at most {arguments.most} MB; the table shows which layer grew"
+        print(f"sizes: {arguments.image} has {total / 1e6:.1f} MB; {wanted}", file=sys.stderr)
+        return 1
     return 0
 
 

@@ -58,6 +58,15 @@ def test_layers_as_json(docker: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert [layer["bytes"] for layer in record["layers"]] == [74_800_000, 500_000, 2_500_000]
 
 
+def test_an_image_over_its_limit_is_told_with_both_sizes(docker: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert sizes.main(["there", "--most", "78"]) == 0
+    assert capsys.readouterr().err == ""
+    assert sizes.main(["there", "--most", "77"]) == 1
+    assert capsys.readouterr().err == (
+        "sizes: there has 77.8 MB; wanted at most 77 MB; the table shows which layer grew\n"
+    )
+
+
 def test_an_unknown_image_is_a_mistake_in_one_line(docker: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert sizes.main(["elsewhere"]) == 2
     assert capsys.readouterr().err == (
