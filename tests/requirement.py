@@ -1,6 +1,6 @@
 """What a test needs of the machine beyond Python: skipped where it is missing, failed where it was promised.
 
-APPLIANCE_TESTS_REQUIRE=docker,browser is such a promise; .ci/run makes it, so that nothing is skipped there unseen.
+TESTS_REQUIRE=docker,browser is such a promise; .ci/run makes it, so that nothing is skipped there unseen.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import pytest
 
 Need = Literal["docker", "browser"]
 
-PROMISE = "APPLIANCE_TESTS_REQUIRE"
+PROMISE = "TESTS_REQUIRE"
 
 
 def required(need: Need) -> None:
