@@ -52,7 +52,7 @@ sbom: ## Copy the bills of materials out of the images that are there into build
 	@config/image/sbom.sh $(IMAGE) build/sbom
 
 test: $(READY) lint ## Set everything up, lint, and run every test (ARGS="..." goes to pytest)
-	@$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadgroup $(ARGS)
+	@$(BIN)/python -m pytest --numprocesses $(WORKERS) $(ARGS)
 
 test-image: $(READY) ## Build the images and run the tests that need Docker
 	@TESTS_REQUIRE=docker $(BIN)/python -m pytest tests/image $(ARGS)

@@ -22,7 +22,7 @@ from appliance.health import rundir
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(600), pytest.mark.xdist_group("engine")]
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
 BATCH = 4
 

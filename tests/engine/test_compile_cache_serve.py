@@ -22,7 +22,7 @@ from appliance.cache.store import Store
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(1200), pytest.mark.xdist_group("engine")]
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(1200)]
 
 OTHER_KEY = "sk-test-rotated-44"
 

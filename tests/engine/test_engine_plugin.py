@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from appliance.health.judge import Report
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(600), pytest.mark.xdist_group("engine")]
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
 STORY = "Once upon a time there was a lighthouse keeper who"
 

@@ -13,7 +13,7 @@ from engine_harness import environment
 
 from appliance.health import rundir
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(300), pytest.mark.xdist_group("engine")]
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(300)]
 
 SIMULATION = Path(__file__).with_name("scheduler_simulation.py")
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-pytestmark = [pytest.mark.image, pytest.mark.timeout(BUILD_S + 2 * START_S), pytest.mark.xdist_group("image")]
+pytestmark = [pytest.mark.image, pytest.mark.timeout(BUILD_S + 2 * START_S)]
 
 KEY = "sk-test-8d1f4c22e97b"
 TOKEN = "token-test-0b6e3a71cc"

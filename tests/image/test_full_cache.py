@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-pytestmark = [pytest.mark.image, pytest.mark.timeout(BUILD_S + 2 * START_S), pytest.mark.xdist_group("image")]
+pytestmark = [pytest.mark.image, pytest.mark.timeout(BUILD_S + 2 * START_S)]
 
 SMALL = {"volumes": {"cache": {"driver_opts": {"type": "tmpfs", "device": "tmpfs", "o": "size=4m,mode=1777"}}}}
 CACHE = "/var/lib/appliance/cache"

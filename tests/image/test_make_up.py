@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import subprocess
     from pathlib import Path
 
-pytestmark = [pytest.mark.image, pytest.mark.timeout(BUILD_S + 2 * START_S), pytest.mark.xdist_group("image")]
+pytestmark = [pytest.mark.image, pytest.mark.timeout(BUILD_S + 2 * START_S)]
 
 IMAGES = {
     "ENGINE_IMAGE": os.environ.get("ENGINE_IMAGE") or "v100-appliance:portable",
