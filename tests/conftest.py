@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -19,6 +20,12 @@ class OneEngineAtATime(LoadScopeScheduling):
 
     def _split_scope(self, nodeid: str) -> str:
         return "engines" if nodeid.startswith(ENGINES) else nodeid.partition("::")[0]
+
+
+def pytest_configure() -> None:
+    """Let Ctrl-C through: a job in a shell's background ignores it, and so would every process of a test."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(optionalhook=True)
