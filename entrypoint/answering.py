@@ -3,22 +3,12 @@
 from __future__ import annotations
 
 import http.client
-import ipaddress
 import json
 import secrets
 import ssl
 from dataclasses import dataclass
 
-
-def reachable(host: str) -> str:
-    """Return where a server that listens on `host` is reached from its own machine: 0.0.0.0 is no destination."""
-    try:
-        address = ipaddress.ip_address(host.strip("[]"))
-    except ValueError:
-        return host or "127.0.0.1"
-    if address.is_unspecified:
-        return "127.0.0.1" if address.version == 4 else "::1"
-    return str(address)
+from appliance.health.address import reachable
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ import shlex
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from appliance.health import address
 from appliance.health.judge import ON_THE_WAY
-from entrypoint.answering import reachable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -35,12 +35,12 @@ class Address:
     @property
     def url(self) -> str:
         """The engine's base address as a client on this machine uses it."""
-        return f"{'https' if self.tls else 'http'}://{_in_url(self.host)}:{self.port}"
+        return address.url(self.host, self.port, tls=self.tls)
 
     @property
     def status(self) -> str | None:
         """The sidecar's base address."""
-        return f"http://{_in_url(self.sidecar[0])}:{self.sidecar[1]}" if self.sidecar else None
+        return address.url(*self.sidecar) if self.sidecar else None
 
     def curl(self) -> str:
         """A command that asks the model something, to be pasted into a shell."""
@@ -54,18 +54,13 @@ class Address:
 
     def welcome(self, seconds: float) -> list[str]:
         """What is said once the engine is ready."""
-        everywhere = "" if reachable(self.host) == self.host else f" (listening on all addresses, {self.host})"
+        everywhere = "" if address.reachable(self.host) == self.host else f" (listening on all addresses, {self.host})"
         health = f"{self.status}/health/ready, or " if self.status else ""
         return [
             f"ready after {seconds:.0f} s: {self.model} at {self.url}/v1{everywhere}",
             f"try it: {self.curl()}",
             f"status: {health}`{self.probe}`",
         ]
-
-
-def _in_url(host: str) -> str:
-    found = reachable(host)
-    return f"[{found}]" if ":" in found else found
 
 
 def about(record: dict[str, Any], now: float) -> str:

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 from appliance import paths
 from appliance.errors import CheckError, ConfigurationError, nearest
-from appliance.health import rundir
+from appliance.health import address, rundir
 from appliance.launch import keys, layers, settings
 
 if TYPE_CHECKING:
@@ -31,9 +31,6 @@ ANSWER_S = 60.0
 
 _PLANNED = {"arguments", "gpus", "machine", "model", "settings"}
 """What a plan of ours has; a record without them is none."""
-
-_ANY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}  # noqa: S104 - read, not bound
-"""Where an engine is reached that listens everywhere."""
 
 
 @dataclass(frozen=True)
@@ -97,9 +94,7 @@ def settle(arguments: argparse.Namespace, environ: Mapping[str, str] | None = No
 def _planned(plan: dict[str, Any], known: dict[str, Any]) -> str:
     values = {name: setting.default for name, setting in settings.SETTINGS.items()}
     values |= {name: sourced["value"] for name, sourced in plan.get("settings", {}).items()} | known
-    host = _ANY_ADDRESS.get(values["host"], values["host"])
-    scheme = "https" if "ssl_certfile" in plan.get("arguments", {}) else "http"
-    return f"{scheme}://{f'[{host}]' if ':' in host else host}:{values['port']}"
+    return address.url(values["host"], values["port"], tls="ssl_certfile" in plan.get("arguments", {}))
 
 
 def _checked(url: str) -> str:

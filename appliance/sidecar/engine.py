@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import http.client
-import ipaddress
 import json
 import ssl
 import time
@@ -13,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 from urllib.parse import SplitResult, urlsplit
 
-from appliance.health import rundir
+from appliance.health import address, rundir
 from appliance.sidecar.background import Periodic
 from appliance.sidecar.records import is_report
 
@@ -113,22 +112,10 @@ def planned_url(plan: Record | None) -> str | None:
         assert plan is not None
         settings = plan["settings"]
         host, port = str(settings["host"]["value"]), int(settings["port"]["value"])
-        scheme = "https" if "ssl_certfile" in plan["arguments"] else "http"
+        tls = "ssl_certfile" in plan["arguments"]
     except (AssertionError, LookupError, TypeError, ValueError):
         return None
-    host = _reachable(host)
-    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
-
-
-def _reachable(host: str) -> str:
-    """0.0.0.0 and :: are no destinations."""
-    try:
-        address = ipaddress.ip_address(host.strip("[]"))
-    except ValueError:
-        return host
-    if address.is_unspecified:
-        return "127.0.0.1" if address.version == 4 else "::1"
-    return str(address)
+    return address.url(host, port, tls=tls)
 
 
 def _get(url: SplitResult, key: str | None, *, verified: bool) -> tuple[int, bytes]:

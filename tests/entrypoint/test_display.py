@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from entrypoint.answering import reachable
 from entrypoint.display import Address, PhaseBar, PhaseLines
 
 
@@ -26,21 +25,6 @@ def address(**changes: Any) -> Address:
 
 def record(phase: str, since: float = 100.0, **changes: Any) -> dict[str, Any]:
     return {"phase": phase, "since": since, "started": 100.0, "budget_s": 600, "reason": None} | changes
-
-
-@pytest.mark.parametrize(
-    ("host", "there"),
-    [
-        ("0.0.0.0", "127.0.0.1"),
-        ("::", "::1"),
-        ("[::]", "::1"),
-        ("192.0.2.7", "192.0.2.7"),
-        ("gpu.example", "gpu.example"),
-        ("", "127.0.0.1"),
-    ],
-)
-def test_an_address_to_listen_on_becomes_one_to_go_to(host: str, there: str) -> None:
-    assert reachable(host) == there
 
 
 def test_a_phase_is_told_when_it_begins_and_every_fifteen_seconds() -> None:
