@@ -7,6 +7,7 @@ import json
 import sys
 from typing import TYPE_CHECKING, Any
 
+from appliance import whole_file
 from appliance.bench import report
 from appliance.errors import CheckError, ConfigurationError
 
@@ -79,10 +80,7 @@ def write_page(
 
 def write(file: Path, text: str) -> None:
     """Replace `file` by `text`. Raises CheckError where that fails; the old file then stands."""
-    temporary = file.with_name(f".{file.name}.part")
     try:
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(file)
+        whole_file.write(file, text)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
         raise CheckError(f"{file}: cannot be written ({error.strerror})") from None

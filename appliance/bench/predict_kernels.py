@@ -8,13 +8,13 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import json
-import os
 import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from appliance import whole_file
 from appliance.errors import CheckError
 
 if TYPE_CHECKING:
@@ -87,9 +87,7 @@ def predict(tokens: int, ranks: int, logits: int, families: Sequence[str], folde
         raise CheckError(f"{error}; wanted a {PACKAGE} that goes with this appliance") from None
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        temporary = kept.with_suffix(f".{os.getpid()}")
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(kept)
+        whole_file.write(kept, text)
     except OSError:
         pass  # It is predicted again the next time.
     return found

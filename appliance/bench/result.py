@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import AwareDatetime, ConfigDict, Field, ValidationError, model_validator
 
-from appliance import data_file
+from appliance import data_file, whole_file
 from appliance.errors import ConfigurationError
 from appliance.models.source import Strict
 
@@ -259,10 +259,8 @@ class Result(Strict):
         return self.model_dump(mode="json")
 
     def write(self, path: Path) -> None:
-        """Write it under a temporary name and rename it, so that no half of it is ever read."""
-        temporary = path.with_name(f".{path.name}.part")
-        temporary.write_text(json.dumps(self.to_json(), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-        temporary.replace(path)
+        """Write it, whole or not at all. Raises OSError."""
+        whole_file.write(path, json.dumps(self.to_json(), indent=1, ensure_ascii=False) + "\n")
 
 
 def pooled(traces: Iterable[Trace]) -> Stats | None:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-from contextlib import suppress
 from dataclasses import MISSING, fields, replace
 from itertools import pairwise, product
 from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
+from appliance import whole_file
 from appliance.errors import CheckError, ConfigurationError, nearest
 from appliance.paths import TOPOLOGIES
 from appliance.topology.machine import Gpu, Host, Link, LinkKind, Machine
@@ -76,13 +75,9 @@ def layout(value: object, indent: int = 0, room: int = _WIDTH) -> str:
 
 def save(machine: Machine, path: Path) -> None:
     """Write the recorded form of `machine` to `path`, whole or not at all. Raises CheckError when it cannot."""
-    temporary = path.parent / f".{path.name}.{os.getpid()}"
     try:
-        temporary.write_text(layout(machine.to_json()) + "\n", encoding="utf-8")
-        temporary.replace(path)
+        whole_file.write(path, layout(machine.to_json()) + "\n")
     except OSError as error:
-        with suppress(OSError):
-            temporary.unlink()
         raise CheckError(f"cannot write {path}: {error.strerror}; name a file in a folder with room to write") from None
 
 
