@@ -55,7 +55,7 @@ test: $(READY) lint ## Set everything up, lint, and run every test (ARGS="..." g
 	@$(BIN)/python -m pytest --numprocesses $(WORKERS) $(ARGS)
 
 test-image: $(READY) ## Build the images and run the tests that need Docker
-	@TESTS_REQUIRE=docker $(BIN)/python -m pytest tests/image $(ARGS)
+	@TESTS_REQUIRE=docker $(BIN)/python -m pytest tests/system/containers $(ARGS)
 
 lint: $(READY) ## ruff and mypy, warnings are errors
 	@$(BIN)/ruff check .

@@ -1,3 +1,3 @@
-"""The V100 appliance's control plane. Nothing outside appliance.engine imports torch or vllm."""
+"""The V100 appliance's control plane. Nothing outside appliance.vllm_plugin imports torch or vllm."""
 
 __version__ = "0.1.0"

@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from appliance.engine import stacks
+from appliance.vllm_plugin import stack_dump
 from entrypoint import processes
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def collect(tree: Sequence[psutil.Process], say: Callable[[str], None], wait: fl
             about += f", in the kernel at {where}"
         if catches(status) and not state.startswith(("T", "t")):
             with suppress(OSError):
-                os.kill(one.pid, stacks.SIGNAL)
+                os.kill(one.pid, stack_dump.SIGNAL)
                 about += "; its stacks follow in the engine's log"
         say(about)
         for line in _read(one.pid, "stack").splitlines():
@@ -43,7 +43,7 @@ def collect(tree: Sequence[psutil.Process], say: Callable[[str], None], wait: fl
 def catches(status: str) -> bool:
     """Whether the process of this /proc/PID/status has a handler for the signal."""
     mask = _field(status, "SigCgt")
-    return bool(mask) and bool(int(mask, 16) >> (stacks.SIGNAL - 1) & 1)
+    return bool(mask) and bool(int(mask, 16) >> (stack_dump.SIGNAL - 1) & 1)
 
 
 def _field(status: str, key: str) -> str:

@@ -25,7 +25,7 @@ _PREFIX = re.compile(
 _DIGITS = re.compile(r"\d+")
 _EXCEPTION = re.compile(
     r"^(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit)\b|^error: |: error: "
-    # appliance.engine.serve's own word on arguments that vLLM refuses.
+    # appliance.vllm_plugin.server.serve's own word on arguments that vLLM refuses.
     r"|^appliance: the engine refuses"
 )
 _CONSEQUENCE = re.compile(r"Engine core initialization failed|See root cause|EngineDeadError|died unexpectedly")

@@ -11,7 +11,7 @@ from xdist.scheduler import LoadScopeScheduling
 if TYPE_CHECKING:
     from xdist.remote import Producer
 
-ENGINES = ("tests/engine/", "tests/image/", "tests/cache/test_cache_volumes.py")
+ENGINES = ("tests/system/engine/", "tests/system/containers/", "tests/cache/test_cache_volumes.py")
 """What starts real engines and containers, builds images, and shares both between tests."""
 
 

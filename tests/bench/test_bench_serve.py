@@ -1,4 +1,4 @@
-"""`bench serve` on a child that stands for vLLM's benchmark; the real one is in tests/engine."""
+"""`bench serve` on a child that stands for vLLM's benchmark; the real one is in tests/system/engine."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ def test_text_has_every_value_with_its_source(
         "4  (vllm options)",
         "0,1,2,3  (derived: the GPUs that the plan chose)",
         'environment VLLM_LOGING_LEVEL: vLLM 0.19.1 does not read it; did you mean "VLLM_LOGGING_LEVEL"?',
-        " -m appliance.engine.serve \\\n",
+        " -m appliance.vllm_plugin.server.serve \\\n",
     ):
         assert line in shown
 

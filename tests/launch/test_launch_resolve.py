@@ -45,8 +45,8 @@ def argument(plan: Plan, name: str) -> Any:
 
 
 def words_of(plan: Plan) -> list[str]:
-    """The engine's words after `python -m appliance.engine.serve`."""
-    assert plan.command[:3] == (sys.executable, "-m", "appliance.engine.serve")
+    """The engine's words after `python -m appliance.vllm_plugin.server.serve`."""
+    assert plan.command[:3] == (sys.executable, "-m", "appliance.vllm_plugin.server.serve")
     return list(plan.command[3:])
 
 

@@ -12,9 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from appliance.engine import convert_gguf
 from appliance.errors import CheckError
-from appliance.models import package, place
+from appliance.models import convert_gguf, package, place
 from appliance.models.progress import LogProgress, SilentProgress
 from appliance.models.verify import recorded_hashes, verify
 

@@ -1,0 +1,95 @@
+"""vLLM's general plugin: loaded in every process of the engine, and the proof of it left in the run directory."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.util
+import logging
+import multiprocessing
+import os
+import platform
+import sys
+from pathlib import Path
+from typing import Any
+
+import appliance
+from appliance.acceleration.state import state_of_routes
+from appliance.health import rundir
+
+SERVER = "appliance.vllm_plugin.server.serve"
+"""The program whose main process is the API server."""
+
+SPAWNED = {"EngineCore": "core", "VllmWorker": "worker"}
+"""How vLLM names the processes that it spawns."""
+
+logger = logging.getLogger("vllm.appliance.plugin")
+
+
+@functools.cache
+def register() -> None:
+    """Do this process's part, once. What fails is told in the proof: vLLM would log it and serve on without it."""
+    role = process_role()
+    configured = os.environ.get("APPLIANCE_RUN_DIR")
+    if role is None or not configured:
+        # Some other user of the vLLM in this environment.
+        return
+    run_dir = Path(configured)
+    proof: dict[str, Any] = {"pid": os.getpid(), "role": role, "at": rundir.clock()}
+    try:
+        proof |= versions()
+        if role == "api":
+            proof |= _publish_routes(run_dir)
+    except Exception as error:
+        logger.exception("The appliance's plugin failed in the %s process", role)
+        proof["error"] = f"{type(error).__name__}: {error}"
+    try:
+        rundir.share(run_dir / rundir.PLUGINS)
+        rundir.write(run_dir / rundir.PLUGINS, f"{os.getpid()}.json", proof)
+    except OSError as error:
+        logger.error("The proof that the plugin is loaded cannot be written: %s", error)
+
+
+def process_role() -> str | None:
+    """Return api, core or worker; None in a process that serves no appliance."""
+    if multiprocessing.parent_process() is None:
+        spec = getattr(sys.modules.get("__main__"), "__spec__", None)
+        return "api" if spec is not None and spec.name == SERVER else None
+    name = multiprocessing.current_process().name
+    return next((role for prefix, role in SPAWNED.items() if name.startswith(prefix)), None)
+
+
+def versions() -> dict[str, str]:
+    """Return the versions that are at work in this process, and the hash of the engine's sources."""
+    import vllm
+
+    return {
+        "appliance": appliance.__version__,
+        "vllm": str(vllm.__version__),
+        "python": platform.python_version(),
+        "source": source_hash(),
+    }
+
+
+def source_hash() -> str:
+    """Return the SHA-256 over names and contents of the plugin's modules: a version alone is no evidence."""
+    digest = hashlib.sha256()
+    for file in sorted(Path(__file__).parent.rglob("*.py")):
+        digest.update(f"{file.name}\0".encode() + hashlib.sha256(file.read_bytes()).digest())
+    return digest.hexdigest()
+
+
+def _publish_routes(run_dir: Path) -> dict[str, str]:
+    """Write acceleration.json. Returns the hash of the kernels' sources where there are both they and CUDA."""
+    from vllm.platforms import current_platform
+
+    plan = rundir.read(run_dir, rundir.PLAN) or {}
+    cache = rundir.read(run_dir, rundir.CACHE)
+    cuda = bool(current_platform.is_cuda())
+    routes = state_of_routes(cuda=cuda, plan=plan, environment=os.environ, cache=cache)
+    rundir.write(run_dir, rundir.ACCELERATION, routes)
+    if not cuda or importlib.util.find_spec("sm70_kernels") is None:
+        return {}
+    from sm70_kernels import registry
+
+    return {"kernels": registry.source_hash()}
