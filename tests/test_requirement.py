@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-import requirement
+
+from tests import requirement
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

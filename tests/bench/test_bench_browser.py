@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-import bench_samples as samples
 import pytest
-from requirement import required
 
 from appliance.bench import report_page
+from tests.bench import bench_samples as samples
+from tests.requirement import required
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from bench_results import decode, made, serving, trace
 from hypothesis import given
 from hypothesis import strategies as st
 
 from appliance.bench import reference, verdict
 from appliance.bench.compare import ALL, Side, compare, of_reference, of_result
 from appliance.bench.result import Counted, Result, Stats, Trace
+from tests.bench.bench_results import decode, made, serving, trace
 
 if TYPE_CHECKING:
     from appliance.bench.compare import Comparison

@@ -6,9 +6,9 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from bench_results import decode
 
 from appliance.cli import main
+from tests.bench.bench_results import decode
 
 if TYPE_CHECKING:
     from pathlib import Path

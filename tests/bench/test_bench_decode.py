@@ -6,15 +6,15 @@ import asyncio
 import json
 from typing import TYPE_CHECKING, Any
 
-import bench_samples as samples
 import pytest
 from aiohttp import web
-from bench_openai import Server, good, running, tokens_of
 
 from appliance import cli
 from appliance.bench import decode, run_directory, traces
 from appliance.bench import result as results
 from appliance.health import rundir
+from tests.bench import bench_samples as samples
+from tests.bench.bench_openai import Server, good, running, tokens_of
 
 if TYPE_CHECKING:
     from pathlib import Path

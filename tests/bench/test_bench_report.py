@@ -8,13 +8,13 @@ import xml.etree.ElementTree as ET
 from html.parser import HTMLParser
 from typing import TYPE_CHECKING
 
-import bench_samples as samples
 import pytest
 
 from appliance import cli
 from appliance.bench import plots, report, report_page, statistics
 from appliance.bench.output import Output, write_page
 from appliance.errors import CheckError
+from tests.bench import bench_samples as samples
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -7,11 +7,11 @@ import math
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from bench_results import decode, serving, trace
 
 from appliance.bench import result
 from appliance.bench.result import Stats, Trace, pooled
 from appliance.errors import ConfigurationError
+from tests.bench.bench_results import decode, serving, trace
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -10,16 +10,16 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import bench_samples as samples
 import psutil
 import pytest
-from bench_openai import MODEL, Server, good, running
 
 from appliance import cli
 from appliance.bench import client, serve
 from appliance.bench import result as results
 from appliance.bench.progress import Lines, Silent
 from appliance.errors import CheckError
+from tests.bench import bench_samples as samples
+from tests.bench.bench_openai import MODEL, Server, good, running
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from aiohttp import web
-from bench_openai import MODEL, RefusingServer, Reply, Server, good, running
 
 from appliance.bench import client, client_request, stream
 from appliance.bench.client_request import Outcome
 from appliance.bench.options import Load
 from appliance.bench.progress import Lines, Silent
+from tests.bench.bench_openai import MODEL, RefusingServer, Reply, Server, good, running
 
 if TYPE_CHECKING:
     from pathlib import Path

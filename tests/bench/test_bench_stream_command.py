@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 from aiohttp import web
-from bench_openai import KEY, MODEL, RefusingServer, Server, good, running
 
 from appliance import cli
 from appliance.bench import result as results
+from tests.bench.bench_openai import KEY, MODEL, RefusingServer, Server, good, running
 
 if TYPE_CHECKING:
     from pathlib import Path

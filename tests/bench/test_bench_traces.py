@@ -6,7 +6,6 @@ import json
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-import bench_samples as samples
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,6 +14,7 @@ from appliance.bench import compare, reference, serve, statistics, traces, verdi
 from appliance.bench.result import Contract, Stats, System, pooled
 from appliance.errors import CheckError
 from appliance.health import rundir
+from tests.bench import bench_samples as samples
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -12,7 +12,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from cachekit import ARTEFACTS, KEY, PARTS, TOKENS, contents, fill, held, opened, sealed
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -21,6 +20,7 @@ from appliance.cache.place import Place
 from appliance.cache.stamp import Stamp, Stamped
 from appliance.cache.store import Store
 from appliance.errors import CheckError
+from tests.cache.cachekit import ARTEFACTS, KEY, PARTS, TOKENS, contents, fill, held, opened, sealed
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from cachekit import ARTEFACTS, KEY, PARTS, TOKENS, as_user, contents, fill, held, opened, sealed
 
 from appliance.cache import durable
 from appliance.cache.store import Store, UnusableError
+from tests.cache.cachekit import ARTEFACTS, KEY, PARTS, TOKENS, as_user, contents, fill, held, opened, sealed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

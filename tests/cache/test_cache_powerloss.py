@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from cachekit import ARTEFACTS, KEY, PARTS, TOKENS, another_boot, contents, fill, sealed
 
 from appliance.cache import archive, durable, place
 from appliance.cache.store import Store
+from tests.cache.cachekit import ARTEFACTS, KEY, PARTS, TOKENS, another_boot, contents, fill, sealed
 
 if TYPE_CHECKING:
     from collections.abc import Callable

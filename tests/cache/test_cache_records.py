@@ -9,7 +9,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from cachekit import ARTEFACTS, fill
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -18,6 +17,7 @@ from appliance.cache.decide import DEATHS, Decision, Found, Start, decide
 from appliance.cache.records import Problem
 from appliance.cache.scan import Entry, Scan, is_artefact
 from appliance.cache.stamp import Stamp, Stamped, StampError, Use, _digest, parse, parse_use
+from tests.cache.cachekit import ARTEFACTS, fill
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -9,7 +9,13 @@ import time
 from typing import TYPE_CHECKING
 
 import pytest
-from cachekit import (
+
+from appliance.cache import scan
+from appliance.cache.key import key_of
+from appliance.cache.place import Place
+from appliance.cache.store import FOLDERS, Removed, Store, UnusableError
+from appliance.errors import CheckError
+from tests.cache.cachekit import (
     ARTEFACTS,
     KEY,
     PARTS,
@@ -23,12 +29,6 @@ from cachekit import (
     opened,
     sealed,
 )
-
-from appliance.cache import scan
-from appliance.cache.key import key_of
-from appliance.cache.place import Place
-from appliance.cache.store import FOLDERS, Removed, Store, UnusableError
-from appliance.errors import CheckError
 
 if TYPE_CHECKING:
     from collections.abc import Collection

@@ -229,7 +229,7 @@ def test_the_verb_over_a_daemon(
 @pytest.fixture
 def real() -> Iterator[tuple[Any, str, list[str]]]:
     """A daemon, an image of its that has `cp`, and names of volumes that are removed at the end."""
-    from requirement import required
+    from tests.requirement import required
 
     required("docker")
     client = docker.from_env()

@@ -10,10 +10,10 @@ import time
 from typing import TYPE_CHECKING
 
 import pytest
-from cachekit import ARTEFACTS, KEY, PARTS, TOKENS, contents, fill, in_process, sealed
 
 from appliance.cache import locks
 from appliance.cache.store import Store, UnusableError
+from tests.cache.cachekit import ARTEFACTS, KEY, PARTS, TOKENS, contents, fill, in_process, sealed
 
 if TYPE_CHECKING:
     from multiprocessing.queues import Queue

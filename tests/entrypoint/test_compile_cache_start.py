@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 import pytest
-from entrypoint_harness import Guarded
 
 from appliance.cache.store import Store
 from appliance.health import rundir
+from tests.entrypoint.entrypoint_harness import Guarded
 
 if TYPE_CHECKING:
     from collections.abc import Callable

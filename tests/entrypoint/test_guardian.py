@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 import pytest
-from entrypoint_harness import KEY, Guarded
 
 from appliance.health import judge, rundir
+from tests.entrypoint.entrypoint_harness import KEY, Guarded
 
 if TYPE_CHECKING:
     from collections.abc import Callable

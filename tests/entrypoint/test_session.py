@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psutil
-from entrypoint_harness import Started, free_port
 
 from appliance.health import judge
+from tests.entrypoint.entrypoint_harness import Started, free_port
 
 if TYPE_CHECKING:
     from collections.abc import Callable

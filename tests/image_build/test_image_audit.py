@@ -7,7 +7,6 @@ import subprocess
 from typing import TYPE_CHECKING
 
 import pytest
-from elf_maker import Part, container, entry, library
 
 from appliance.errors import CheckError
 from appliance.image import audit, engine, kernels, libraries, root
@@ -15,6 +14,7 @@ from appliance.paths import CONFIG
 from sm70_kernels.build import manifest
 from sm70_kernels.build.compiler import Compiled, Resources
 from sm70_kernels.registry import Specialisation, registered
+from tests.image_build.elf_maker import Part, container, entry, library
 
 if TYPE_CHECKING:
     from pathlib import Path

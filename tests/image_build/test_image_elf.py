@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import elf_maker
 import pytest
 
 from appliance.image import elf
+from tests.image_build import elf_maker
 
 PAGE = elf.PAGE
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from elf_maker import container, entry
 
 from appliance.errors import CheckError
 from appliance.image import fatbin
 from appliance.image.fatbin import CUBIN, PTX
+from tests.image_build.elf_maker import container, entry
 
 
 def read(data: bytes) -> list[fatbin.Container]:

@@ -9,10 +9,10 @@ import shutil
 from pathlib import Path
 
 import pytest
-from elf_maker import Part, container, entry, library
 
 from appliance.image import elf, fatbin, shrink
 from appliance.image.fatbin import CUBIN
+from tests.image_build.elf_maker import Part, container, entry, library
 
 BIG = 64 * 1024
 

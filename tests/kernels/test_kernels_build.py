@@ -9,11 +9,11 @@ import sys
 from typing import TYPE_CHECKING
 
 import pytest
-from kernel_sources import SCALE, scale
 
 from sm70_kernels.build import ahead, manifest
 from sm70_kernels.errors import KernelError
 from sm70_kernels.registry import registered, source_hash
+from tests.kernels.kernel_sources import SCALE, scale
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

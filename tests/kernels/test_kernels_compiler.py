@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from kernel_sources import SCALE, scale
 
 from sm70_kernels.build import compiler
 from sm70_kernels.build.compiler import (
@@ -18,6 +17,7 @@ from sm70_kernels.build.compiler import (
 )
 from sm70_kernels.errors import KernelError
 from sm70_kernels.registry import Specialisation
+from tests.kernels.kernel_sources import SCALE, scale
 
 if TYPE_CHECKING:
     from pathlib import Path

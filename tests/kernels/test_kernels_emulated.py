@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from kernel_emulation import COMPILER, Emulator
 
 from sm70_kernels import shapes
 from sm70_kernels.heuristics import elementwise, hardware
@@ -18,6 +17,7 @@ from sm70_kernels.operators import gates, norms, rotary
 from sm70_kernels.proof import hardware as questions
 from sm70_kernels.proof.prove import prove, same_bits
 from sm70_kernels.proof.subject import as_tuple, subjects
+from tests.kernels.kernel_emulation import COMPILER, Emulator
 
 if TYPE_CHECKING:
     from sm70_kernels.shapes import Case

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from kernel_sources import SCALE, scale
 
 from sm70_kernels.build import ahead, first_use, store
 from sm70_kernels.build.compiler import compile_specialisation
 from sm70_kernels.errors import KernelError
+from tests.kernels.kernel_sources import SCALE, scale
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -120,16 +120,16 @@ def test_the_cache_is_below_the_users_cache_by_default(monkeypatch: pytest.Monke
 USE = """
 import hashlib, sys
 from pathlib import Path
-from kernel_sources import scale
+from tests.kernels.kernel_sources import scale
 from sm70_kernels.build import store
 sys.stdin.readline()
 print(hashlib.sha256(store.load(scale(Path(sys.argv[1])), "cubin")).hexdigest())
 """
 
 
-def test_four_processes_at_once_get_the_same_bytes(tmp_path: Path, cache: Path) -> None:
+def test_four_processes_at_once_get_the_same_bytes(tmp_path: Path, cache: Path, pytestconfig: pytest.Config) -> None:
     scale(tmp_path)
-    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent)}
+    environment = os.environ | {"PYTHONPATH": str(pytestconfig.rootpath)}
     users = [
         subprocess.Popen(
             [sys.executable, "-c", USE, str(tmp_path)],

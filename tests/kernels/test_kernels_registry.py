@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from kernel_sources import SCALE, scale
 
 from sm70_kernels import registry
 from sm70_kernels.registry import Kernel, Specialisation, build_key, registered, source_hash, sources_of
+from tests.kernels.kernel_sources import SCALE, scale
 
 if TYPE_CHECKING:
     from pathlib import Path

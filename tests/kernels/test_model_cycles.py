@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from model_kernels import BANKS, CHASE, COPY, FFMA, HMMA, compiled, predicted
 
 from sm70_kernels.model.constants import constants
 from sm70_kernels.model.issue import bank_conflict
 from sm70_kernels.model.prediction import Buffer, Launch, sampled_blocks
 from sm70_kernels.model.sass import parse
 from sm70_kernels.model.simulate import Load, simulate
+from tests.kernels.model_kernels import BANKS, CHASE, COPY, FFMA, HMMA, compiled, predicted
 
 OUT = Buffer(4096)
 IN = Buffer(4096)

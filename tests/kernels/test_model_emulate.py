@@ -6,12 +6,12 @@ import struct
 from typing import TYPE_CHECKING
 
 import pytest
-from model_kernels import HEAD, compiled
 
 from sm70_kernels.errors import KernelError
 from sm70_kernels.model import addresses, emulate, flow
 from sm70_kernels.model.constants import constants
 from sm70_kernels.model.emulate import PARAMETERS, REGION_SHIFT, Block, Environment, run_block
+from tests.kernels.model_kernels import HEAD, compiled
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

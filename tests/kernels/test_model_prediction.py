@@ -8,12 +8,12 @@ from dataclasses import fields
 from typing import TYPE_CHECKING
 
 import pytest
-from model_kernels import COPY, FFMA, HEAD, compiled, predicted
 
 from sm70_kernels.model import __main__ as command
 from sm70_kernels.model import step
 from sm70_kernels.model.constants import FILE, Constants, Corner, constants
 from sm70_kernels.model.prediction import Buffer, Launch, predict_code
+from tests.kernels.model_kernels import COPY, FFMA, HEAD, compiled, predicted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

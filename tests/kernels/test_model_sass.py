@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from model_kernels import FFMA, compiled
 
 from sm70_kernels.errors import KernelError
 from sm70_kernels.model import sass
 from sm70_kernels.model.control import Control, decode
 from sm70_kernels.model.sass import Operand, parse
+from tests.kernels.model_kernels import FFMA, compiled
 
 LISTING = """
 	.section	.text.k,"ax",@progbits

@@ -12,7 +12,18 @@ from typing import TYPE_CHECKING
 import httpx
 import pytest
 import yaml
-from kubernetes_manifests import (
+
+from appliance import __version__
+from appliance.bench import run_directory
+from appliance.launch import layers, settings
+from appliance.launch.request import Request
+from appliance.launch.resolve import resolve
+from appliance.paths import ROOT, TOPOLOGIES
+from appliance.profiles import catalogue
+from appliance.topology import recorded
+from entrypoint.life import STOP_SECONDS
+from entrypoint.session import KILL_SECONDS, SLACK_SECONDS
+from tests.kubernetes.kubernetes_manifests import (
     FILLER,
     KUBERNETES,
     OVERLAYS,
@@ -27,17 +38,6 @@ from kubernetes_manifests import (
     one,
     pod,
 )
-
-from appliance import __version__
-from appliance.bench import run_directory
-from appliance.launch import layers, settings
-from appliance.launch.request import Request
-from appliance.launch.resolve import resolve
-from appliance.paths import ROOT, TOPOLOGIES
-from appliance.profiles import catalogue
-from appliance.topology import recorded
-from entrypoint.life import STOP_SECONDS
-from entrypoint.session import KILL_SECONDS, SLACK_SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

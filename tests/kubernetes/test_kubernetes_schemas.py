@@ -9,9 +9,10 @@ import kubernetes_validate
 import pytest
 import yaml
 from cloudcoil.models.prometheus_operator.v1 import ServiceMonitor
-from kubernetes_manifests import FILLER, OVERLAYS, Object, objects, one
 from kubernetes_validate import utils
 from pydantic import ValidationError
+
+from tests.kubernetes.kubernetes_manifests import FILLER, OVERLAYS, Object, objects, one
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from launch_cases import NVFP4, Ask, write_checkpoint
 
 from appliance.launch.request import Request
 from appliance.paths import TOPOLOGIES
 from appliance.topology import recorded
+from tests.launch.launch_cases import NVFP4, Ask, write_checkpoint
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

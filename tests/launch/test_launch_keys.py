@@ -16,7 +16,7 @@ from appliance.launch.resolve import resolve
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from launch_cases import Ask
+    from tests.launch.launch_cases import Ask
 
 KEY = "s3cr3t-key-of-the-test"
 """What no plan may hold."""

@@ -8,7 +8,6 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from launch_cases import write_checkpoint
 
 from appliance.commands.plan import to_text
 from appliance.errors import ApplianceError, CheckError, ConfigurationError
@@ -19,11 +18,12 @@ from appliance.launch.plan import Plan, Sourced
 from appliance.launch.resolve import resolve
 from appliance.paths import TOPOLOGIES
 from appliance.profiles import catalogue
+from tests.launch.launch_cases import write_checkpoint
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from launch_cases import Ask
+    from tests.launch.launch_cases import Ask
 
 RELEASE = "qwen38_27b_nvfp4_dflash2"
 FOUR = "4xv100-sxm2-16gb"

@@ -14,7 +14,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-import fakehub
 import pytest
 
 from appliance import cli
@@ -25,6 +24,7 @@ from appliance.models.ensure import ensure, prove
 from appliance.models.progress import SilentProgress
 from appliance.topology import live
 from appliance.topology.machine import Host, Machine
+from tests.models import fakehub
 
 if TYPE_CHECKING:
     from pathlib import Path

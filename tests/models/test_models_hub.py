@@ -8,12 +8,12 @@ import os
 import socket
 from typing import TYPE_CHECKING
 
-import fakehub
 import pytest
 
 from appliance.errors import CheckError, ConfigurationError
 from appliance.models import hub as downloads
 from appliance.models.progress import LogProgress, SilentProgress
+from tests.models import fakehub
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -9,7 +9,6 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from requirement import required
 
 from appliance import paths
 from appliance.acceleration import report
@@ -23,6 +22,7 @@ from appliance.sidecar.app import create_app
 from appliance.sidecar.options import Options
 from appliance.sidecar.services import Services
 from appliance.topology import recorded
+from tests.requirement import required
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

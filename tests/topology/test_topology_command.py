@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pynvml
 import pytest
-from fake_nvml import FakeNvml, four_v100
 
 from appliance import cli
 from appliance.paths import TOPOLOGIES
 from appliance.topology.recorded import load
+from tests.topology.fake_nvml import FakeNvml, four_v100
 
 DATA = Path(__file__).with_name("data")
 DGX1 = str(TOPOLOGIES / "8xv100-dgx1.json")

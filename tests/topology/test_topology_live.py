@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pynvml
 import pytest
-from fake_nvml import CPU, SWITCH, Card, FakeNvml, four_v100
 
 from appliance.topology import live
 from appliance.topology.islands import is_full_mesh
 from appliance.topology.machine import Gpu, Link
+from tests.topology.fake_nvml import CPU, SWITCH, Card, FakeNvml, four_v100
 
 
 def test_four_v100_on_one_board() -> None:

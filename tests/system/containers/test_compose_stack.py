@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import httpx
 import pytest
-from image_stack import BUILD_S, DRAIN_S, START_S, Stack, run, until
+
+from tests.system.containers.image_stack import BUILD_S, DRAIN_S, START_S, Stack, run, until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from image_stack import BUILD_S, START_S, Stack, until
+
+from tests.system.containers.image_stack import BUILD_S, START_S, Stack, until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

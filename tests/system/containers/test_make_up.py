@@ -7,9 +7,9 @@ import shutil
 from typing import TYPE_CHECKING
 
 import pytest
-from image_stack import BUILD_S, START_S, Stack, environment, run
 
 from appliance.paths import ROOT
+from tests.system.containers.image_stack import BUILD_S, START_S, Stack, environment, run
 
 if TYPE_CHECKING:
     import subprocess

@@ -7,11 +7,11 @@ import shutil
 import subprocess
 from typing import TYPE_CHECKING
 
-import image_stack
 import pytest
-from requirement import required
 
 from appliance.image import sizes
+from tests.requirement import required
+from tests.system.containers import image_stack
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

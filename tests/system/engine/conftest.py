@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from engine_harness import Engine
 
 from appliance.models import place
 from appliance.models.package import convert
 from appliance.models.progress import for_stream
+from tests.system.engine.engine_harness import Engine
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

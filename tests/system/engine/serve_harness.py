@@ -11,9 +11,9 @@ from typing import Any
 
 import httpx
 import psutil
-from engine_harness import free_port, until
 
 from appliance.health import judge, proof, rundir
+from tests.system.engine.engine_harness import free_port, until
 
 KEY = "sk-test-5f2c9e71d0"
 TOKEN = "hf_test_77aa01b2c3"

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from engine_harness import Engine
 
 from appliance import cli
 from appliance.bench import client, serve, traces
 from appliance.bench import result as results
 from appliance.bench.progress import Silent
 from appliance.health import rundir
+from tests.system.engine.engine_harness import Engine
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from engine_harness import environment, until
-from serve_harness import KEY, START_S, Server
 
 from appliance.cache.stamp import parse
 from appliance.cache.store import Store
+from tests.system.engine.engine_harness import environment, until
+from tests.system.engine.serve_harness import KEY, START_S, Server
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

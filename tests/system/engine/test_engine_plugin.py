@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 import pytest
-from engine_harness import GRACE_S, Engine, body, environment, until
 
 import appliance
 from appliance.health import proof, rundir
@@ -23,6 +22,7 @@ from appliance.vllm_plugin import stack_dump
 from appliance.vllm_plugin.register import source_hash
 from appliance.vllm_plugin.server import serve
 from appliance.vllm_plugin.server.in_flight import INFERENCE
+from tests.system.engine.engine_harness import GRACE_S, Engine, body, environment, until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from engine_harness import environment
 
 from appliance.health import rundir
+from tests.system.engine.engine_harness import environment
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(300)]
 

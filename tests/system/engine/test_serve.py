@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any
 
 import httpx
 import pytest
-from engine_harness import until
-from serve_harness import GRACE_S, KEY, TOKEN, Server, body
 
 from appliance.health import rundir
+from tests.system.engine.engine_harness import until
+from tests.system.engine.serve_harness import GRACE_S, KEY, TOKEN, Server, body
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

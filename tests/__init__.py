@@ -1,0 +1,1 @@
+"""A package, so that tests name what they share in full: `from tests.requirement import required`."""
