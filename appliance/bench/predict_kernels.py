@@ -1,4 +1,4 @@
-"""The kernels' own predictions: what `python -m sm70_kernels.model` prints, asked for once and then kept.
+"""The kernels' own predictions: what `python -m sm70_kernels.predict` prints, asked for once and then kept.
 
 It is run and not imported: the control plane depends on no kernel, and the sidecar's image has none.
 """

@@ -217,7 +217,7 @@ def test_a_model_that_was_killed_is_told_by_its_status(monkeypatch: pytest.Monke
 
 def test_a_model_that_hangs_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     said = fail(monkeypatch, "import time; time.sleep(3600)", timeout=0.2)
-    assert said == "`python -m sm70_kernels.model --json` has not ended after 0.2 s; run it alone to see why"
+    assert said == "`python -m sm70_kernels.predict --json` has not ended after 0.2 s; run it alone to see why"
 
 
 def test_where_no_kernels_are_one_line_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

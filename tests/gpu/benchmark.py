@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from sm70_kernels import shapes
-from sm70_kernels.heuristics import elementwise
+from sm70_kernels import cases as shapes
+from sm70_kernels.norm import table as elementwise
 from sm70_kernels.launch import launch, launcher
 from sm70_kernels.proof.subject import copied, subjects
-from sm70_kernels.reference import elementwise as reference
+from sm70_kernels.norm import reference
 from sm70_kernels.timing import copy_bandwidth, graph_microseconds, host_microseconds, rotations
 
 if TYPE_CHECKING:

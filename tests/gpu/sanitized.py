@@ -18,7 +18,7 @@ from unittest import mock
 
 import torch
 
-from sm70_kernels import shapes
+from sm70_kernels import cases as shapes
 from sm70_kernels.build import store
 from sm70_kernels.launch import launcher
 from sm70_kernels.proof.prove import exact, relative_error
@@ -26,7 +26,7 @@ from sm70_kernels.proof.sanitizer import announcement
 from sm70_kernels.proof.subject import Subject, as_tuple, copied, subjects
 
 if TYPE_CHECKING:
-    from sm70_kernels.shapes import Case
+    from sm70_kernels.cases import Case
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from sm70_kernels import shapes
-from sm70_kernels.heuristics.dense import EXPAND_FROM, INVARIANT_ROWS, candidates, layer_of
-from sm70_kernels.operators import dense
+from sm70_kernels import cases as shapes
+from sm70_kernels.dense.table import EXPAND_FROM, INVARIANT_ROWS, candidates, layer_of
+from sm70_kernels.dense import operator as dense
 from sm70_kernels.proof.prove import relative_error
 from sm70_kernels.proof.subject import subjects
-from sm70_kernels.shapes import Case
-from sm70_kernels.tuning import dense as tuning
+from sm70_kernels.cases import Case
+from sm70_kernels.dense import tune as tuning
 from sm70_kernels.tuning.record import choices, dump, parse
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from sm70_kernels.proof.subject import subjects
 if TYPE_CHECKING:
     from conftest import Findings
 
-    from sm70_kernels.shapes import Case
+    from sm70_kernels.cases import Case
 
 pytestmark = pytest.mark.gpu
 

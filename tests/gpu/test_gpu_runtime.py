@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from sm70_kernels import shapes
+from sm70_kernels import cases as shapes
 from sm70_kernels.build import store
 from sm70_kernels.errors import KernelError
-from sm70_kernels.heuristics import elementwise
+from sm70_kernels.norm import table as elementwise
 from sm70_kernels.launch import launcher
 from sm70_kernels.proof.prove import same_bits
 from sm70_kernels.proof.subject import as_tuple, subjects

@@ -11,16 +11,19 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from sm70_kernels import shapes
-from sm70_kernels.heuristics import elementwise, hardware
-from sm70_kernels.operators import gates, norms, rotary
-from sm70_kernels.proof import hardware as questions
+from sm70_kernels import cases as shapes
+from sm70_kernels.norm import table as elementwise
+from sm70_kernels.device_checks import table as hardware
+from sm70_kernels.activation import operator as gates
+from sm70_kernels.norm import operator as norms
+from sm70_kernels.norm import operator as rotary
+from sm70_kernels.device_checks import subject as questions
 from sm70_kernels.proof.prove import prove, same_bits
 from sm70_kernels.proof.subject import as_tuple, subjects
 from tests.kernels.kernel_emulation import COMPILER, Emulator
 
 if TYPE_CHECKING:
-    from sm70_kernels.shapes import Case
+    from sm70_kernels.cases import Case
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="no g++ to emulate device code with")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from sm70_kernels.pack.dense import E4M3_FOLD, unpack
+from sm70_kernels.dense.pack import E4M3_FOLD, unpack
 
 
 def dense_w8a16(

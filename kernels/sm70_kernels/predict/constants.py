@@ -1,4 +1,4 @@
-"""The machine's figures, read from the one file that has them: `constants.toml`, each with unit, range and source."""
+"""Every figure of the predicting model: the machine's from `hardware.py`, all others from `constants.toml`."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
+
+from sm70_kernels.hardware import MACHINE
 
 FILE = Path(__file__).with_name("constants.toml")
 
@@ -85,9 +87,10 @@ class Constants:
 
 
 def described() -> dict[str, dict[str, Any]]:
-    """Return every figure as the file has it: value, both ends, unit and source by name."""
+    """Return every figure: value, both ends, unit and source by name."""
     tables = tomllib.loads(FILE.read_text(encoding="utf-8"))
-    return {name: row for table in tables.values() for name, row in table.items()}
+    machine = {name: figure._asdict() for name, figure in MACHINE.items()}
+    return machine | {name: row for table in tables.values() for name, row in table.items()}
 
 
 @cache

@@ -12,7 +12,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from sm70_kernels.heuristics.hardware import BLOCK_BARRIER, NAMED_BARRIER
+from sm70_kernels.device_checks.table import BLOCK_BARRIER, NAMED_BARRIER
 
 if TYPE_CHECKING:
     from sm70_kernels.registry import Specialisation

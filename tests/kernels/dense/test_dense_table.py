@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sm70_kernels import shapes
+from sm70_kernels import cases as shapes
 from sm70_kernels.build.occupancy import SHARED_PER_SM
-from sm70_kernels.heuristics import dense
-from sm70_kernels.heuristics.dense import COUNTERS, INVARIANT_ROWS, SMS, Layer, candidates, layer_of, plan
-from sm70_kernels.model.cubin import code_of
-from sm70_kernels.tuning import choice
+from sm70_kernels.dense import table as dense
+from sm70_kernels.dense.table import COUNTERS, INVARIANT_ROWS, SMS, Layer, candidates, layer_of, plan
+from sm70_kernels.predict.machine.cubin import code_of
+from sm70_kernels.dense import choice
 
 if TYPE_CHECKING:
     from sm70_kernels.registry import Specialisation

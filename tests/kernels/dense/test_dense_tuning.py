@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from sm70_kernels.heuristics.dense import candidates, layer_of
+from sm70_kernels.dense.table import candidates, layer_of
 from sm70_kernels.registry import source_hash
-from sm70_kernels.tuning import dense, record
-from sm70_kernels.tuning.dense import NEVER, Shape, crossing_of, first_of_the_best
+from sm70_kernels.dense import tune as dense
+from sm70_kernels.tuning import record
+from sm70_kernels.dense.tune import NEVER, Shape, crossing_of, first_of_the_best
 from sm70_kernels.tuning.record import Crossing, Record, Timing
 
 if TYPE_CHECKING:
@@ -89,8 +90,8 @@ def timed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr("sm70_kernels.timing.rotations", lambda *_: 2)
     monkeypatch.setattr("sm70_kernels.timing.graph_microseconds", lambda *_, **__: float(next(times)) ** 2 / 1000)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: CARD)
-    monkeypatch.setattr("sm70_kernels.operators.dense.reserve_workspace", lambda device: None)
-    monkeypatch.setattr("sm70_kernels.operators.dense.native", lambda x, *_: x.new_zeros(x.shape[0], 4))
+    monkeypatch.setattr("sm70_kernels.dense.operator.reserve_workspace", lambda device: None)
+    monkeypatch.setattr("sm70_kernels.dense.operator.native", lambda x, *_: x.new_zeros(x.shape[0], 4))
     return []
 
 
@@ -113,7 +114,7 @@ def test_a_candidate_with_other_bits_stops_the_tuning(timed: list[str], monkeypa
     def native(x: torch.Tensor, *_: Any) -> torch.Tensor:
         return torch.full((x.shape[0], 4), float(next(values)))
 
-    monkeypatch.setattr("sm70_kernels.operators.dense.native", native)
+    monkeypatch.setattr("sm70_kernels.dense.operator.native", native)
     with pytest.raises(RuntimeError, match=r"dense_w8a16-threads256-\S+ gives other bits than the first"):
         dense.tune([Shape(2600, 256, False)], torch.device("cpu"), timed.append)
 

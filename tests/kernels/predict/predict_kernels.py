@@ -7,8 +7,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from sm70_kernels.build.compiler import compile_specialisation
-from sm70_kernels.model import cubin
-from sm70_kernels.model.prediction import Kernel, Launch, Prediction, predict_code
+from sm70_kernels.predict.machine import cubin
+from sm70_kernels.predict.prediction import Kernel, Launch, Prediction, predict_code
 from sm70_kernels.registry import Kernel as Registered
 from sm70_kernels.registry import Specialisation
 

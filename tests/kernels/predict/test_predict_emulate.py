@@ -8,15 +8,17 @@ from typing import TYPE_CHECKING
 import pytest
 
 from sm70_kernels.errors import KernelError
-from sm70_kernels.model import addresses, emulate, flow
-from sm70_kernels.model.constants import constants
-from sm70_kernels.model.emulate import PARAMETERS, REGION_SHIFT, Block, Environment, run_block
+from sm70_kernels.predict.emulate import addresses
+from sm70_kernels.predict.emulate import block as emulate
+from sm70_kernels.predict.machine import flow
+from sm70_kernels.predict.constants import constants
+from sm70_kernels.predict.emulate.block import PARAMETERS, REGION_SHIFT, Block, Environment, run_block
 from tests.kernels.model_kernels import HEAD, compiled
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from sm70_kernels.model.arithmetic import Bits, Longs
+    from sm70_kernels.predict.emulate.arithmetic import Bits, Longs
 
 START = 1 << REGION_SHIFT
 

@@ -8,15 +8,18 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sm70_kernels.heuristics import dense
-from sm70_kernels.heuristics.dense import EXPAND_FROM
-from sm70_kernels.model import __main__ as command
-from sm70_kernels.model import expanded, launches, library, step
-from sm70_kernels.model.constants import constants
-from sm70_kernels.model.expanded import Call, Run
-from sm70_kernels.model.library import Product, estimate
-from sm70_kernels.model.prediction import Buffer, predict
-from sm70_kernels.operators.dense import WORKSPACE_BYTES
+from sm70_kernels.dense import table as dense
+from sm70_kernels.dense.table import EXPAND_FROM
+from sm70_kernels.predict import __main__ as command
+from sm70_kernels.dense import predict as expanded
+from sm70_kernels.dense import predict as launches
+from sm70_kernels.predict import library
+from sm70_kernels.predict import step
+from sm70_kernels.predict.constants import constants
+from sm70_kernels.dense.predict import Call, Run
+from sm70_kernels.predict.library import Product, estimate
+from sm70_kernels.predict.prediction import Buffer, predict
+from sm70_kernels.dense.operator import WORKSPACE_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sm70_kernels.model import __main__ as command
-from sm70_kernels.model import step
-from sm70_kernels.model.constants import FILE, Constants, Corner, constants
-from sm70_kernels.model.prediction import Buffer, Launch, predict_code
+from sm70_kernels.predict import __main__ as command
+from sm70_kernels.predict import step
+from sm70_kernels.predict.constants import FILE, Constants, Corner, constants
+from sm70_kernels.predict.prediction import Buffer, Launch, predict_code
 from tests.kernels.model_kernels import COPY, FFMA, HEAD, compiled, predicted
 
 if TYPE_CHECKING:
@@ -197,7 +197,8 @@ def test_the_command_says_what_is_wrong(arguments: list[str], says: str, capsys:
 def test_the_command_says_when_there_is_no_disassembler(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from sm70_kernels.model import cubin, sass
+    from sm70_kernels.predict.machine import cubin
+    from sm70_kernels.predict.machine import sass
 
     monkeypatch.setenv("NVDISASM", "/nowhere/nvdisasm")
     cubin.code_of.cache_clear()

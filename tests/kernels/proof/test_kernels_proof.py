@@ -11,12 +11,12 @@ import torch
 
 from sm70_kernels import selftest, shapes
 from sm70_kernels.errors import KernelError
-from sm70_kernels.operators.outputs import GUARD_BYTES, new, watched
+from sm70_kernels.launch.outputs import GUARD_BYTES, new, watched
 from sm70_kernels.proof import prove as proving
 from sm70_kernels.proof.prove import prove, relative_error, same_bits
 from sm70_kernels.proof.subject import Subject, subjects
 from sm70_kernels.registry import registered
-from sm70_kernels.shapes import Case
+from sm70_kernels.cases import Case
 
 if TYPE_CHECKING:
     from collections.abc import Callable

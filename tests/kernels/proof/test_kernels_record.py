@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from sm70_kernels import shapes
+from sm70_kernels import cases as shapes
 from sm70_kernels.proof import record as recording
 from sm70_kernels.proof.prove import Outcome, prove
 from sm70_kernels.proof.record import COMMITTED, Host, add_sanitizer, complaints, compose
