@@ -78,12 +78,17 @@ class Constants:
 
     @property
     def products_a_cycle(self) -> float:
-        """Multiplications that all tensor cores do in an SM cycle: four 8x8x4 products in the steps of an m8n8k4."""
-        return self.sms * self.sub_cores * 4 * 8 * 8 * 4 / (4 * self.hmma_step)
+        """Multiplications that all tensor cores do in an SM cycle."""
+        return products_a_cycle(self.sms, self.sub_cores, self.hmma_step)
 
     def microseconds(self, cycles: float) -> float:
         """Return the time of so many SM cycles."""
         return cycles / self.clock / 1e3
+
+
+def products_a_cycle(sms: float, sub_cores: float, hmma_step: float) -> float:
+    """Return the multiplications of all tensor cores in an SM cycle: four 8x8x4 products in four steps of an m8n8k4."""
+    return sms * sub_cores * 4 * 8 * 8 * 4 / (4 * hmma_step)
 
 
 def described() -> dict[str, dict[str, Any]]:

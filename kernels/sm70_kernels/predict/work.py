@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from sm70_kernels.predict import library
-from sm70_kernels.predict.prediction import predict
 
 if TYPE_CHECKING:
     from sm70_kernels.predict.constants import Corner
@@ -53,6 +52,9 @@ class Planned:
 
     def predict(self, corner: Corner = "expected") -> Prediction:
         """Return what the model says of it. Raises KernelError."""
+        # Here, so that a family's predict.py stays pure data: the emulator takes numpy.
+        from sm70_kernels.predict.prediction import predict
+
         return predict(self.spec, self.launch, corner)
 
 
