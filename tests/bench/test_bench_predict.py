@@ -3,15 +3,32 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import TYPE_CHECKING
 
 import pytest
 
-from appliance.bench import predict, predict_data, predict_parts, predict_published, reference
-from appliance.bench.predict_kernels import Kernels, Machine, Row
-from appliance.bench.predict_parts import BOUND, GAP, KERNEL, LIBRARY, Part, chunk_shape, decode_shape
-from appliance.bench.predict_subject import Subject, subject
+from appliance.bench import predict, predict_data, predict_published, reference
+from appliance.bench.predict_subject import Subject, subject, workload
 from appliance.errors import ConfigurationError
 from appliance.profiles import catalogue
+from sm70_kernels import qwen38
+from sm70_kernels.predict import parts as predict_parts
+from sm70_kernels.predict.parts import (
+    BOUND,
+    GAP,
+    KERNEL,
+    LIBRARY,
+    Kernels,
+    Machine,
+    Part,
+    Row,
+    Shape,
+    chunk_shape,
+    decode_shape,
+)
+
+if TYPE_CHECKING:
+    from appliance.profiles.schema import Profile
 
 MACHINE = Machine(dram_bandwidth=800, products_a_us=5e7, start=1.0, gap=0.5)
 """800,000 bytes a microsecond."""
@@ -35,8 +52,8 @@ def part(parts: tuple[Part, ...] | list[Part], name: str) -> Part:
     return found
 
 
-def bounds(subject: Subject, shape: predict_parts.Shape) -> list[Part]:
-    return list(predict_parts.bounds(subject, shape, MACHINE))
+def bounds(subject: Subject, shape: Shape) -> list[Part]:
+    return list(predict_parts.bounds(workload(subject), shape, MACHINE))
 
 
 def test_kernels_are_summed_by_family_and_marked_by_where_they_come_from() -> None:
@@ -117,7 +134,7 @@ def test_one_rank_has_no_collectives() -> None:
 
 def test_dense_weights_are_counted_whole() -> None:
     # volta.md C.0: 24.33 G parameters; and 48 layers' b and a, 96 columns of 5120.
-    assert predict_parts.weights_of(about()) == 24_326_963_200 + 48 * 96 * 5120
+    assert qwen38.dense_weights() == 24_326_963_200 + 48 * 96 * 5120
 
 
 def test_nvfp4_layers_are_bounded_by_bytes_then_by_products() -> None:
@@ -136,8 +153,9 @@ def test_fp8_layers_are_not_bounded_but_told_by_their_kernels() -> None:
 
 
 def test_a_draft_reads_its_weights_and_its_window() -> None:
-    nvfp4, head = about("qwen38_27b_nvfp4_dflash2"), Part("head", LIBRARY, 1, 1.0)
-    found = list(predict_parts.draft(nvfp4, decode_shape(262144, 2, 7), MACHINE, head))
+    model, head = workload(about("qwen38_27b_nvfp4_dflash2")).draft, Part("head", LIBRARY, 1, 1.0)
+    assert model is not None
+    found = list(predict_parts.draft(model, decode_shape(262144, 2, 7), MACHINE, head))
     # 1.17 GiB less the two codebooks; 2048 tokens of two KV heads of 128 in FP16, five layers, two requests.
     moved = 1.17 * 2**30 - 2 * 248320 * 256 * 2 + 5 * 2 * 2048 * 1024
     assert part(found, "draft") == Part("draft", BOUND, 5, pytest.approx((5 + moved / 800e3) / 1e3))
@@ -234,6 +252,24 @@ def test_a_profile_of_another_model_is_refused() -> None:
     vague = c32.model_copy(update={"arguments": {**c32.arguments, "max_num_batched_tokens": "auto"}})
     with pytest.raises(ConfigurationError, match=r"arguments\.max_num_batched_tokens is 'auto'; a prediction"):
         subject(vague)
+
+
+@pytest.mark.parametrize(
+    "profile", [each for each in catalogue.load_all() if each.engine == "v100"], ids=lambda p: p.name
+)
+def test_a_profile_has_the_checkpoints_shapes(profile: Profile) -> None:
+    geometry = profile.memory.geometry
+    assert qwen38.ARCHITECTURE in profile.architectures
+    assert (geometry.layers_full_attention, geometry.layers_linear_attention) == (
+        qwen38.ATTENTION_LAYERS,
+        qwen38.GDN_LAYERS,
+    )
+    assert (geometry.kv_heads, geometry.head_dim) == (qwen38.KEY_HEADS, qwen38.HEAD)
+    assert (geometry.linear_value_heads, geometry.linear_key_heads) == (qwen38.GDN_HEADS, qwen38.GDN_KEY_HEADS)
+    assert (geometry.linear_head_dim, geometry.linear_conv_width) == (qwen38.GDN_HEAD, qwen38.CONV_WIDTH)
+    longest = profile.arguments["max_model_len"]
+    assert isinstance(longest, int)
+    assert longest <= qwen38.POSITIONS
 
 
 def test_every_figure_has_a_source() -> None:

@@ -226,6 +226,16 @@ def test_where_no_kernels_are_one_line_says_so(monkeypatch: pytest.MonkeyPatch) 
         predict_kernels.source_hash()
 
 
+def test_the_command_without_kernels_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # As in the sidecar's image: the package is not there at all.
+    monkeypatch.setitem(sys.modules, "sm70_kernels", None)
+    assert command("--profile", "qwen38_27b_fp8_c32", "--context", "1024", "--concurrency", "1", "--decode-only") == 1
+    (said,) = capsys.readouterr().err.splitlines()
+    assert said == "appliance: the Python package sm70_kernels is not installed here; predict where the engine is"
+
+
 def test_other_json_is_refused() -> None:
     for text in ("", "{}", "[]", '{"predictions": [{}]}', '{"predictions": [], "machine": {"sms": {"value": 80}}}'):
         with pytest.raises(ValueError, match=r"."):

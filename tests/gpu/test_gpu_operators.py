@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from sm70_kernels import selftest, shapes
+from sm70_kernels import selftest
+from sm70_kernels.cases import cases as cases_of
 from sm70_kernels.proof.prove import prove
 from sm70_kernels.proof.subject import subjects
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.gpu
 
-CASES = [case for operator in subjects() for case in shapes.cases(operator, "suite")]
+CASES = [case for operator in subjects() for case in cases_of(operator, "suite")]
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from sm70_kernels.dense import table as heuristics
-from sm70_kernels.dense.table import layer_of
-from sm70_kernels.dense import operator as dense
-from sm70_kernels.dense.pack import PackedDense, pack_blocks, pack_channels
-from sm70_kernels.proof.prove import relative_error
 from sm70_kernels.dense import choice
+from sm70_kernels.dense import operator as dense
+from sm70_kernels.dense import table as heuristics
 from sm70_kernels.dense.choice import Choices
+from sm70_kernels.dense.pack import PackedDense, pack_blocks, pack_channels
+from sm70_kernels.dense.table import layer_of
+from sm70_kernels.proof.prove import relative_error
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

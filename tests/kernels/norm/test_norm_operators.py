@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from sm70_kernels import cases as shapes
 from sm70_kernels.activation import operator as gates
+from sm70_kernels.cases import cases as cases_of
 from sm70_kernels.norm import operator as norms
 from sm70_kernels.norm import operator as rotary
 from sm70_kernels.proof.subject import as_tuple, subjects
@@ -23,7 +23,7 @@ OPERATORS = [name for name in subjects() if name not in ("mma_lanes", "dequant_c
 
 
 def arguments_of(operator: str) -> tuple[Any, ...]:
-    return subjects()[operator].inputs(shapes.cases(operator, "selftest")[0], CPU)
+    return subjects()[operator].inputs(cases_of(operator, "selftest")[0], CPU)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")

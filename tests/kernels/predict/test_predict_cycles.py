@@ -7,11 +7,12 @@ from dataclasses import replace
 import pytest
 
 from sm70_kernels.predict.constants import constants
-from sm70_kernels.predict.simulate.issue import bank_conflict
-from sm70_kernels.predict.prediction import Buffer, Launch, sampled_blocks
+from sm70_kernels.predict.launch import Buffer, Launch
 from sm70_kernels.predict.machine.sass import parse
+from sm70_kernels.predict.prediction import sampled_blocks
+from sm70_kernels.predict.simulate.issue import bank_conflict
 from sm70_kernels.predict.simulate.sm import Load, simulate
-from tests.kernels.model_kernels import BANKS, CHASE, COPY, FFMA, HMMA, compiled, predicted
+from tests.kernels.predict.counted_kernels import BANKS, CHASE, COPY, FFMA, HMMA, compiled, predicted
 
 OUT = Buffer(4096)
 IN = Buffer(4096)
