@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
+from sm70_kernels import qwen38
 from sm70_kernels.hardware import SHARED_PER_SM, SMS
 from sm70_kernels.registry import Kernel, Specialisation
 
@@ -42,7 +43,7 @@ EXPAND_FROM = 4096
 expansion of Qwen3.8-27B's gate and up at four ranks; published: 1Cat 1.3.0 crosses at 3920 (volta.md C.3)."""
 COUNTERS = 64
 """Thread blocks that share tiles with others, at most, in a launch that splits K over thread blocks."""
-WORKSPACE_BYTES = 8704 * 5120 * 2
+WORKSPACE_BYTES = 2 * (2 * qwen38.INTERMEDIATE // 4) * qwen38.HIDDEN
 """Of weights that are expanded at a time: the largest layer of Qwen3.8-27B at four ranks, whole (85 MiB)."""
 
 

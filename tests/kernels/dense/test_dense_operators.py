@@ -9,7 +9,7 @@ import torch
 
 from sm70_kernels.dense import choice
 from sm70_kernels.dense import operator as dense
-from sm70_kernels.dense import table as heuristics
+from sm70_kernels.dense import table
 from sm70_kernels.dense.choice import Choices
 from sm70_kernels.dense.pack import PackedDense, pack_blocks, pack_channels
 from sm70_kernels.dense.table import layer_of
@@ -113,14 +113,14 @@ def adopted() -> Iterator[None]:
 
 def test_the_number_of_rows_decides_and_a_record_may_decide_otherwise(adopted: None) -> None:
     one = layer_of(5120, 4352, False)
-    first, second = heuristics.candidates(one, 8)
+    first, second = table.candidates(one, 8)
     assert choice.tactic_for(one, 5) == first
-    assert not choice.expands(one, heuristics.EXPAND_FROM - 1)
-    assert choice.expands(one, heuristics.EXPAND_FROM)
+    assert not choice.expands(one, table.EXPAND_FROM - 1)
+    assert choice.expands(one, table.EXPAND_FROM)
     choice.adopt(Choices({(one, 8): second}, {one: 200}))
     assert choice.tactic_for(one, 8) == second
-    assert choice.tactic_for(one, 9) == heuristics.candidates(one, 9)[0]
-    assert choice.tactic_for(layer_of(5120, 1536, False), 8) == heuristics.candidates(layer_of(5120, 1536, False), 8)[0]
+    assert choice.tactic_for(one, 9) == table.candidates(one, 9)[0]
+    assert choice.tactic_for(layer_of(5120, 1536, False), 8) == table.candidates(layer_of(5120, 1536, False), 8)[0]
     assert choice.expands(one, 200)
     assert not choice.expands(layer_of(5120, 1536, False), 200)
 
