@@ -129,7 +129,9 @@ def test_the_table_says_from_where_on_weights_are_expanded() -> None:
 
 def test_expanded_layers_multiply_as_much_as_native_ones() -> None:
     rows = EXPAND_FROM
-    native = sum(each.count * each.launch.products for each in step.projections(rows, 4, "native"))
+    planned = [each for each in step.projections(rows, 4, "native") if isinstance(each, step.Planned)]
+    assert len(planned) == len(list(step.projections(rows, 4, "native")))
+    native = sum(each.count * each.launch.products for each in planned)
     calls = [each for each in step.projections(rows, 4) if isinstance(each, step.Called)]
     assert sum(each.count * each.product.products for each in calls) == native
 

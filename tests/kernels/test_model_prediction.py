@@ -12,7 +12,7 @@ import pytest
 from sm70_kernels.model import __main__ as command
 from sm70_kernels.model import step
 from sm70_kernels.model.constants import FILE, Constants, Corner, constants
-from sm70_kernels.model.prediction import Buffer, Launch, predict_code
+from sm70_kernels.model.prediction import Buffer, Launch, Prediction, predict_code
 from tests.kernels.model_kernels import COPY, FFMA, HEAD, compiled, predicted
 
 if TYPE_CHECKING:
@@ -124,7 +124,9 @@ def test_a_buffer_that_is_not_touched_whole_is_noted() -> None:
 
 def test_the_launches_of_a_step_touch_what_they_say() -> None:
     for planned in [*step.projections(8, 4), *step.norms(8, 4)]:
-        assert not [note for note in planned.predict().notes if "is said to be" in note], planned.part
+        prediction = planned.predict()
+        assert isinstance(prediction, Prediction)
+        assert not [note for note in prediction.notes if "is said to be" in note], planned.part
 
 
 def test_a_record_says_that_it_is_predicted() -> None:
@@ -142,6 +144,7 @@ def test_a_decode_step_reads_every_weight_once() -> None:
         assert sum(each.count for each in planned) == 256
         weights = 0
         for each in planned:
+            assert isinstance(each, step.Planned)
             buffer = each.launch.args[2]
             assert isinstance(buffer, Buffer)
             assert buffer.cold
