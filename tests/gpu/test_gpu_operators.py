@@ -13,9 +13,8 @@ from sm70_kernels.proof.prove import prove
 from sm70_kernels.proof.subject import subjects
 
 if TYPE_CHECKING:
-    from conftest import Findings
-
     from sm70_kernels.cases import Case
+    from tests.gpu.conftest import Findings
 
 pytestmark = pytest.mark.gpu
 

@@ -24,7 +24,7 @@ from sm70_kernels.proof.subject import as_tuple, subjects
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from conftest import Findings
+    from tests.gpu.conftest import Findings
 
 pytestmark = pytest.mark.gpu
 

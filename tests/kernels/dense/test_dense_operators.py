@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from sm70_kernels.dense import choice
+from sm70_kernels.dense import choice, table
 from sm70_kernels.dense import operator as dense
-from sm70_kernels.dense import table
 from sm70_kernels.dense.choice import Choices
 from sm70_kernels.dense.pack import PackedDense, pack_blocks, pack_channels
 from sm70_kernels.dense.table import layer_of

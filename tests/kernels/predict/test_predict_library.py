@@ -132,9 +132,10 @@ def test_the_table_says_from_where_on_weights_are_expanded() -> None:
 
 def test_expanded_layers_multiply_as_much_as_native_ones() -> None:
     rows = EXPAND_FROM
-    native = sum(
-        each.count * each.launch.products for each in dense.projections(rows, 4, "native") if isinstance(each, Planned)
-    )
+    every = list(dense.projections(rows, 4, "native"))
+    planned = [each for each in every if isinstance(each, Planned)]
+    assert len(planned) == len(every)
+    native = sum(each.count * each.launch.products for each in planned)
     calls = [each for each in dense.projections(rows, 4) if isinstance(each, Called)]
     assert sum(each.count * each.product.products for each in calls) == native
 
