@@ -95,9 +95,13 @@ def _shape_of(spec: Specialisation) -> Kernel:
     return Kernel(spec.name, spec.kernel.params, spec.threads, spec.shared_bytes)
 
 
-def predict_code(code: Code, launch: Launch, kernel: Kernel, corner: Corner = "expected") -> Prediction:
-    """Return the predicted time of a launch of code that is at hand. Raises as `predict`."""
-    machine = constants(corner)
+def predict_code(code: Code, launch: Launch, kernel: Kernel, machine: Constants | Corner = "expected") -> Prediction:
+    """Return the predicted time of a launch of code that is at hand, on a machine or at a corner of the one known.
+
+    Raises as `predict`.
+    """
+    if not isinstance(machine, Constants):
+        machine = constants(machine)
     shared = code.static_shared + kernel.dynamic_shared
     fits = occupancy(kernel.threads, code.registers, shared)
     if not fits.blocks:

@@ -66,7 +66,7 @@ def test_a_tail_is_named() -> None:
     assert found.waves == pytest.approx(88 / 80 / 2)
     # 88 blocks on 80 SMs: eight SMs have two, all others are idle half the time; but those eight are busy.
     assert found.bound == "fma"
-    copy = predicted(COPY, "PPi", 32, Launch(88, (OUT, OUT, 1 << 15)))
+    copy = predicted(COPY, "PPi", 32, Launch(88, (OUT, OUT, 1 << 16)))
     assert copy.bound == "wave tail"
 
 
