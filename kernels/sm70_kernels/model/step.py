@@ -21,14 +21,14 @@ LAYERS = GDN_LAYERS + ATTENTION_LAYERS
 ATTENTION_COLUMNS = (2 * shapes.QUERY_HEADS + 2 * shapes.KEY_HEADS) * shapes.HEAD
 """Queries with their output gates, keys and values."""
 GDN_COLUMNS = 16384
-"""Queries, keys, values and z of a GDN layer (checkpoints.md, TP1)."""
+"""Queries, keys, values and z of a GDN layer (docs/checkpoints.md, "Shapes of each rank")."""
 
 
 VOCABULARY = 248320
 
 Head = Literal["fp16", "fp8"]
 """The output head's weights. FP16: Qwen/Qwen3.8-27B-FP8 and the others whose list of exceptions has it, by the library;
-FP8 with a scale a column: the mixed NVFP4 checkpoint, by our kernel (checkpoints.md 2.1)."""
+FP8 with a scale a column: the mixed NVFP4 checkpoint, by our kernel (docs/checkpoints.md, "Target checkpoints")."""
 
 Path = Literal["native", "expanded"]
 """How a dense layer is done: by one kernel, or by expanding its weights for the library."""
@@ -171,10 +171,12 @@ class Sum:
 
 
 TARGETS = {("dense", 1, 4): 8.4, ("dense", 8, 4): 8.4, ("dense", 32, 4): 10.5}
-"""Issue 3: what a step's FP8 dense launches may take, in ms, by family, rows and ranks."""
+"""What a step's FP8 dense launches may take, in ms, by family, rows and ranks (docs/published-figures.md, "Goals of
+this project")."""
 
 PUBLISHED = {("dense", 1, 4): 8.95, ("dense", 32, 4): 14.924}
-"""1Cat 1.3.0 on 4 V100-SXM2 (volta.md C.0 and issue 3): FP8 GEMM of a 128K-context token, and of a step of 32 rows."""
+"""1Cat on 4 V100-SXM2: FP8 GEMM of a 128K-context token, and of a step of 32 rows (docs/published-figures.md, "Where a
+token's time goes")."""
 
 
 def total(family: str, tokens: int, ranks: int, rows: Iterable[tuple[Work, Found]], corner: Corner = "expected") -> Sum:
