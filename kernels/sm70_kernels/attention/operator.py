@@ -1,4 +1,5 @@
 """`torch.ops.sm70.kv_cache_write`, `attention_decode` and `attention_prefill`: attention over a paged KV cache.
+
 Shapes: key and value [tokens, Hkv, D]; query and out [tokens, Hq, D], Hq a multiple of Hkv; kv_cache [pages, 2,
 page_size, Hkv, D] of any strides; block_table int32[sequences, max_pages]; seq_lens int32[sequences] with the new
 rows, 0 for a padding sequence; query_start_loc int32[sequences + 1]; slot_mapping int64 of one number a token or
@@ -14,7 +15,7 @@ import torch
 
 from sm70_kernels.attention import reference
 from sm70_kernels.attention.kv_format import FP8, KV_DTYPES
-from sm70_kernels.operators.library import refused, register
+from sm70_kernels.torch_library import refused, register
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 

@@ -1,4 +1,5 @@
 """`torch.ops.sm70.gdn_decode`, `gdn_prefill` and `gdn_verify`: the gated delta net's convolution and recurrence.
+
 Shapes: mixed_qkv [tokens, C] with q | k | v side by side, C = 2·Hk·Dk + Hv·Dv; b and a [tokens, Hv]; conv_state
 [slots, C, columns] of any strides, columns ≥ width - 1; conv_weight [C, width]; ssm_state [slots, Hv, Dv, Dk]; A_log
 and dt_bias [Hv]; out [tokens, Hv, Dv]; key_heads is Hk. A negative state index means padding: nothing is touched, and
@@ -21,7 +22,7 @@ from __future__ import annotations
 import torch
 
 from sm70_kernels.gdn import reference
-from sm70_kernels.operators.library import refused, register
+from sm70_kernels.torch_library import refused, register
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
