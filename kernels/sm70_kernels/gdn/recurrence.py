@@ -32,8 +32,15 @@ def gates(
     a: torch.Tensor, b: torch.Tensor, a_log: torch.Tensor, dt_bias: torch.Tensor, dtype: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return g, the logarithm of the decay, and beta."""
-    rate = torch.nn.functional.softplus(a.to(dtype) + dt_bias.to(dtype), threshold=SOFTPLUS_THRESHOLD)
-    return -a_log.to(dtype).exp() * rate, b.to(dtype).sigmoid()
+    x = a.to(dtype) + dt_bias.to(dtype)
+    softplus = torch.where(x > SOFTPLUS_THRESHOLD, x, x.exp().log1p())
+    return -a_log.to(dtype).exp() * softplus, _sigmoid(b.to(dtype))
+
+
+def _sigmoid(x: torch.Tensor) -> torch.Tensor:
+    # torch.sigmoid, silu and softplus round otherwise in the last elements of a CPU tensor, which do not fill a vector:
+    # a sequence's bits would depend on its neighbours in the batch. exp, log1p and division do not.
+    return 1 / (1 + (-x).exp())
 
 
 def convolved(window: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -46,7 +53,7 @@ def convolved(window: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     total = window[..., :tokens, :] * weight[:, 0]
     for tap in range(1, width):
         total = torch.addcmul(total, window[..., tap : tap + tokens, :], weight[:, tap])
-    return torch.nn.functional.silu(total)
+    return total * _sigmoid(total)
 
 
 def heads_of(x: torch.Tensor, g: torch.Tensor, beta: torch.Tensor, key_heads: int, key_head: int) -> Tokens:

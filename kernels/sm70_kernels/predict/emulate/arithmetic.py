@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     import numpy.typing as npt
-
     from sm70_kernels.model.sass import Instruction
 
 Words: TypeAlias = "npt.NDArray[np.uint32]"

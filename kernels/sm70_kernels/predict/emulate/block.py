@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
-
-from sm70_kernels.errors import KernelError
 from sm70_kernels.model import addresses
 from sm70_kernels.model.arithmetic import ZERO
 from sm70_kernels.model.interpret import rule
 from sm70_kernels.model.pipes import access_bytes, operation
 from sm70_kernels.model.registers import Group, Registers
+
+from sm70_kernels.errors import KernelError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -6,7 +6,6 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
-
 from sm70_kernels.model import arithmetic as do
 from sm70_kernels.model.arithmetic import TRUE, ZERO
 from sm70_kernels.model.pipes import operation

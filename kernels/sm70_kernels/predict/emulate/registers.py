@@ -6,12 +6,10 @@ import struct
 from typing import TYPE_CHECKING
 
 import numpy as np
-
 from sm70_kernels.model.arithmetic import TRUE, ZERO, wide
 
 if TYPE_CHECKING:
     import numpy.typing as npt
-
     from sm70_kernels.model.arithmetic import Bits, Longs, Predicate, Value, Words
     from sm70_kernels.model.emulate import Environment
     from sm70_kernels.model.sass import Instruction, Operand

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from sm70_kernels.build.first_use import obtain
 from sm70_kernels.model.sass import Program, disassemble
+
+from sm70_kernels.build.first_use import obtain
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

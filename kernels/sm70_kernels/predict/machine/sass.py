@@ -13,8 +13,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Literal
 
-from sm70_kernels.errors import KernelError
 from sm70_kernels.model.control import Control, decode
+
+from sm70_kernels.errors import KernelError
 
 Kind = Literal["register", "predicate", "immediate", "constant", "address", "label", "other"]
 
