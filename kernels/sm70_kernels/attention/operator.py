@@ -39,6 +39,10 @@ def _check_cache(
         raise refused(name, "a floating-point kv_cache for auto", kv_cache)
 
 
+def _type(x: torch.Tensor) -> str:
+    return str(x.dtype).removeprefix("torch.")
+
+
 def _kv_cache_write(
     key: torch.Tensor,
     value: torch.Tensor,
@@ -53,9 +57,9 @@ def _kv_cache_write(
     if key.shape[1] != kv_cache.shape[3]:
         raise refused(name, f"keys of {kv_cache.shape[3]} heads", key)
     if kv_dtype == "auto" and kv_cache.dtype != key.dtype:
-        raise refused(name, f"a kv_cache of {key.dtype} for auto", kv_cache)
+        raise refused(name, f"a {_type(key)} kv_cache for auto", kv_cache)
     if value.shape != key.shape or value.dtype != key.dtype:
-        raise refused(name, f"values like the keys, {key.dtype}{list(key.shape)}", value)
+        raise refused(name, f"values like the keys, {_type(key)}{list(key.shape)}", value)
     if slot_mapping.dtype != torch.int64 or slot_mapping.ndim != 1 or slot_mapping.shape[0] > key.shape[0]:
         raise refused(name, f"a slot_mapping int64 of at most {key.shape[0]} rows", slot_mapping)
     reference.kv_cache_write(key, value, kv_cache, slot_mapping, kv_dtype, k_scale, v_scale)
