@@ -11,18 +11,30 @@ if TYPE_CHECKING:
 
 LIBRARY = torch.library.Library("sm70", "FRAGMENT")
 
+_KERNELS: set[str] = set()
 
-def register(schema: str, *, cuda: Callable[..., Any], cpu: Callable[..., Any], fake: Callable[..., Any]) -> None:
+
+def register(
+    schema: str, *, cuda: Callable[..., Any] | None, cpu: Callable[..., Any], fake: Callable[..., Any]
+) -> None:
     """Register `NAME(arguments) -> results` with its three implementations.
 
     `fake` gives empty tensors of the results' shapes and types. All results are new and packed, and no argument is
-    changed: torch.compile may treat such an operator freely.
+    changed unless the schema says so: torch.compile may treat such an operator freely. With `cuda=None` no kernel
+    exists: the operator's CPU implementation, plain torch, runs on CUDA too, and `has_kernel` says no.
     """
     name = schema.partition("(")[0]
     LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
-    LIBRARY.impl(name, cuda, "CUDA")
+    LIBRARY.impl(name, cpu if cuda is None else cuda, "CUDA")
     LIBRARY.impl(name, cpu, "CPU")
     torch.library.register_fake(f"sm70::{name}", fake, lib=LIBRARY)
+    if cuda is not None:
+        _KERNELS.add(name)
+
+
+def has_kernel(name: str) -> bool:
+    """Say whether `torch.ops.sm70.NAME` is registered with a kernel of ours, not only with its reference."""
+    return name in _KERNELS
 
 
 def like_first(x: torch.Tensor, *_: object) -> torch.Tensor:
