@@ -16,12 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from appliance import rundir
 from appliance.acceleration.report import COMPILE_CACHE_DISABLED, USER_OVERRIDE
 from appliance.cache.facts import gather
 from appliance.cache.key import key_of, parts_of
 from appliance.cache.store import Store, UnusableError
 from appliance.errors import ApplianceError
-from appliance.health import rundir
 from appliance.launch.environment import compiled
 
 if TYPE_CHECKING:

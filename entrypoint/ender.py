@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 
 from supervisor.childutils import get_headers, listener
 
-from appliance import paths
-from appliance.health import rundir
+from appliance import paths, rundir
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -20,9 +20,8 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from appliance import paths
+from appliance import paths, rundir
 from appliance.errors import ApplianceError
-from appliance.health import rundir
 from entrypoint import orders, processes
 from entrypoint.compile_cache import SEAL_SECONDS, CompileCache
 from entrypoint.engine_process import Engine

@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from appliance import rundir
 from appliance.acceleration.report import WARM_TOKENS_DIFFER
-from appliance.health import judge, proof, rundir
+from appliance.health import judge
+from appliance.rundir import plugin_proof
 from entrypoint import evidence, processes
 from entrypoint.engine_process import bytes_read
 from entrypoint.first_tokens import FirstTokens, unanswered
@@ -134,9 +136,9 @@ class Life:
 
     def _note_proofs(self) -> None:
         alive = {one.pid for one in self.tree}
-        self.phase.record["plugins"] = proof.proven(self.guardian.run_dir, alive)
-        for record in proof.records(self.guardian.run_dir):
-            if record.get("pid") in alive and record.get("role") in proof.ROLES:
+        self.phase.record["plugins"] = plugin_proof.proven(self.guardian.run_dir, alive)
+        for record in plugin_proof.records(self.guardian.run_dir):
+            if record.get("pid") in alive and record.get("role") in plugin_proof.ROLES:
                 self._proven[record["pid"]] = record["role"]
 
     def _lost_process(self) -> Ending | None:
@@ -172,7 +174,7 @@ class Life:
         self._note_proofs()
         missing = [role for role, loaded in self.phase.record["plugins"].items() if not loaded]
         if missing:
-            why = "; ".join(proof.errors(self.guardian.run_dir)) or "no process of the engine left a proof"
+            why = "; ".join(plugin_proof.errors(self.guardian.run_dir)) or "no process of the engine left a proof"
             return Ending(
                 f"the engine answers, but nothing proves that the appliance's plugin is loaded in: "
                 f"{', '.join(missing)} ({why}); it is not served. Reinstall the appliance beside vLLM: its entry "

@@ -14,9 +14,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from appliance import paths
+from appliance import paths, rundir
 from appliance.errors import ApplianceError, CheckError, ConfigurationError
-from appliance.health import rundir
 from appliance.launch import environment as engine_environment
 from appliance.launch import keys, request, resolve, settings
 from appliance.models.progress import LogProgress, for_stream

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from appliance import rundir
 from appliance.errors import CheckError
-from appliance.health import rundir
 from appliance.launch.keys import VARIABLE as API_KEY
 from entrypoint.answering import Api
 from entrypoint.relay import is_own_secret

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from appliance.health import proof, rundir
+from appliance import rundir
+from appliance.rundir import plugin_proof
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -39,7 +40,7 @@ class PhaseFile:
             "pid": pid,
             "stopped": [],
             "models": [],
-            "plugins": dict.fromkeys(proof.ROLES, False),
+            "plugins": dict.fromkeys(plugin_proof.ROLES, False),
             "progress": progress,
             "restarts": restarts,
         }

@@ -11,8 +11,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from appliance import rundir
 from appliance.errors import CheckError
-from appliance.health import rundir
 from entrypoint import processes, supervision
 from entrypoint.life import STOP_SECONDS
 

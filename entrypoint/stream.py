@@ -10,7 +10,7 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Protocol
 
-from appliance.health import rundir
+from appliance import rundir
 from entrypoint.relay import Formatter, Lines, Redactor
 
 if TYPE_CHECKING:

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from appliance import paths
+from appliance import paths, rundir
 from appliance.errors import CheckError, ConfigurationError, nearest
-from appliance.health import address, rundir
+from appliance.health import address
 from appliance.launch import keys, layers, settings
 
 if TYPE_CHECKING:

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import TYPE_CHECKING
 
+from appliance import rundir
 from appliance.bench import prompts, statistics, traces
 from appliance.bench.client_request import body, judge, send, warm_up_failures
 from appliance.bench.result import Counted
 from appliance.errors import CheckError, ConfigurationError
-from appliance.health import rundir
 
 if TYPE_CHECKING:
     import aiohttp

@@ -9,10 +9,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from appliance import __version__
+from appliance import __version__, rundir
 from appliance.bench.result import Clocks, Environment, Speculation, System
 from appliance.errors import CheckError
-from appliance.health import proof, rundir
+from appliance.rundir import plugin_proof
 from appliance.topology import islands
 from appliance.topology.machine import machine_of
 
@@ -79,7 +79,7 @@ def environment(plan: Mapping[str, Any], run_dir: Path, image: str | None, clock
     # What the compile cache's key was made of, the image among it.
     cache = rundir.read(run_dir, rundir.CACHE) or {}
     known = (cache.get("parts") or {}) if isinstance(cache.get("parts"), dict) else {}
-    loaded = next((record for record in proof.records(run_dir) if record.get("role") == "api"), {})
+    loaded = next((record for record in plugin_proof.records(run_dir) if record.get("role") == "api"), {})
     versions = {**plan.get("versions", {}), **{name: loaded[name] for name in ("vllm", "torch") if loaded.get(name)}}
     return Environment(
         appliance=__version__,

@@ -5,10 +5,9 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from appliance import paths
+from appliance import paths, rundir
 from appliance.acceleration import report
 from appliance.acceleration.routes import ROUTES
-from appliance.health import rundir
 from appliance.launch.request import Request
 from appliance.launch.resolve import resolve
 from appliance.topology import recorded

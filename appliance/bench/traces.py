@@ -15,9 +15,9 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from appliance import rundir
 from appliance.bench.result import Counted
 from appliance.errors import CheckError
-from appliance.health import rundir
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

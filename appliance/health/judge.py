@@ -13,7 +13,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from appliance.health import proof, rundir
+from appliance import rundir
+from appliance.rundir import plugin_proof
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -78,7 +79,7 @@ def report(run_dir: Path, now: float | None = None) -> Report:
         rundir.read(run_dir, rundir.ACCELERATION),
         rundir.read(run_dir, rundir.PLAN),
         rundir.clock() if now is None else now,
-        plugin_errors=proof.errors(run_dir),
+        plugin_errors=plugin_proof.errors(run_dir),
     )
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter
 
-from appliance.health import rundir
+from appliance import rundir
 from appliance.sidecar import answers
 from appliance.sidecar.records import UNAVAILABLE, Unavailable, read
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from appliance import rundir
 from appliance.cache.store import Generation, Store
 from appliance.errors import CheckError
-from appliance.health import rundir
 from appliance.sidecar.background import Periodic
 from appliance.sidecar.records import Unavailable
 

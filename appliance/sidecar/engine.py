@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 from urllib.parse import SplitResult, urlsplit
 
-from appliance.health import address, rundir
+from appliance import rundir
+from appliance.health import address
 from appliance.sidecar.background import Periodic
 from appliance.sidecar.records import is_report
 

@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from appliance.health import rundir
+from appliance import rundir
 from appliance.sidecar.background import Periodic
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from appliance.health import rundir
+from appliance import rundir
 from appliance.sidecar.background import Periodic
 from appliance.sidecar.records import number
 

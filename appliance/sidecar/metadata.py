@@ -8,8 +8,8 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 
-from appliance import __version__
-from appliance.health import proof, rundir
+from appliance import __version__, rundir
+from appliance.rundir import plugin_proof
 from appliance.sidecar import answers
 from appliance.sidecar.endpoints import listed
 from appliance.sidecar.records import UNAVAILABLE, living_phase, number, read_plan
@@ -56,7 +56,7 @@ def versions(run_dir: Path) -> answers.Version:
     """Return what is known of the versions. The plugin's own word counts: it runs in the engine's process."""
     plan = rundir.read(run_dir, rundir.PLAN) or {}
     planned = plan.get("versions")
-    loaded = next((record for record in proof.records(run_dir) if record.get("role") == "api"), {})
+    loaded = next((record for record in plugin_proof.records(run_dir) if record.get("role") == "api"), {})
     report = rundir.read(run_dir, rundir.ACCELERATION) or {}
 
     def said(name: str, *records: object) -> str | None:

@@ -11,8 +11,9 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoM
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from prometheus_client.registry import Collector
 
+from appliance import rundir
 from appliance.acceleration.routes import ROUTES
-from appliance.health import judge, rundir
+from appliance.health import judge
 from appliance.sidecar import acceleration, metrics_cache, metrics_gpus
 from appliance.sidecar.metadata import versions
 from appliance.sidecar.records import living_phase, number

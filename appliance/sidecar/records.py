@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
 
-from appliance import __version__
-from appliance.health import judge, rundir
+from appliance import __version__, rundir
+from appliance.health import judge
 from appliance.sidecar.answers import Acceleration, Problem
 
 if TYPE_CHECKING:

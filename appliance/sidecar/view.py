@@ -6,9 +6,9 @@ import hashlib
 import json
 from typing import TYPE_CHECKING, Any
 
-from appliance import __version__
+from appliance import __version__, rundir
 from appliance.acceleration.routes import ROUTES
-from appliance.health import judge, rundir
+from appliance.health import judge
 from appliance.sidecar import acceleration, answers, cache, metadata
 from appliance.sidecar.drawing import draw
 from appliance.sidecar.records import Unavailable, number, read_plan

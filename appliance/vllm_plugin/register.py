@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import appliance
+from appliance import rundir
 from appliance.acceleration.state import state_of_routes
-from appliance.health import rundir
 
 SERVER = "appliance.vllm_plugin.server.serve"
 """The program whose main process is the API server."""

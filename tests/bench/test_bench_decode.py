@@ -11,10 +11,9 @@ import pytest
 from aiohttp import web
 from bench_openai import Server, good, running, tokens_of
 
-from appliance import cli
+from appliance import cli, rundir
 from appliance.bench import decode, run_directory, traces
 from appliance.bench import result as results
-from appliance.health import rundir
 
 if TYPE_CHECKING:
     from pathlib import Path

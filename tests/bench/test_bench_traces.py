@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from appliance import rundir
 from appliance.bench import compare, reference, serve, statistics, traces, verdict
 from appliance.bench.result import Contract, Stats, System, pooled
 from appliance.errors import CheckError
-from appliance.health import rundir
 
 if TYPE_CHECKING:
     from pathlib import Path

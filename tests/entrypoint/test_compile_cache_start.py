@@ -14,8 +14,8 @@ import psutil
 import pytest
 from entrypoint_harness import Guarded
 
+from appliance import rundir
 from appliance.cache.store import Store
-from appliance.health import rundir
 
 if TYPE_CHECKING:
     from collections.abc import Callable

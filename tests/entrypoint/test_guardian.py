@@ -19,7 +19,8 @@ import psutil
 import pytest
 from entrypoint_harness import KEY, Guarded
 
-from appliance.health import judge, rundir
+from appliance import rundir
+from appliance.health import judge
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from appliance.health import proof, rundir
+from appliance import rundir
 from appliance.health.judge import Report, judge, report
+from appliance.rundir import plugin_proof
 
 NOW = 10_000.0
 GRACE = 120.0
@@ -358,11 +359,11 @@ class TestProof:
         rundir.write(folder, "3.json", {"pid": 3, "role": "worker"})
         (folder / "4.json").write_text("{")
         (folder / ".5.json.77").write_text("{}")
-        assert proof.proven(tmp_path, {1, 2, 3, 4}) == {"api": True, "core": False}
-        assert proof.proven(tmp_path, {2, 3}) == {"api": False, "core": False}
-        assert proof.errors(tmp_path) == ["core (pid 2): ImportError: x"]
-        assert [record["pid"] for record in proof.records(tmp_path)] == [1, 2, 3]
+        assert plugin_proof.proven(tmp_path, {1, 2, 3, 4}) == {"api": True, "core": False}
+        assert plugin_proof.proven(tmp_path, {2, 3}) == {"api": False, "core": False}
+        assert plugin_proof.errors(tmp_path) == ["core (pid 2): ImportError: x"]
+        assert [record["pid"] for record in plugin_proof.records(tmp_path)] == [1, 2, 3]
 
     def test_no_folder_proves_nothing(self, tmp_path: Any) -> None:
-        assert proof.proven(tmp_path, {1}) == {"api": False, "core": False}
-        assert proof.errors(tmp_path) == []
+        assert plugin_proof.proven(tmp_path, {1}) == {"api": False, "core": False}
+        assert plugin_proof.errors(tmp_path) == []

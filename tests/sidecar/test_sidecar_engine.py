@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import pytest
 
+from appliance import rundir
 from appliance.acceleration import report
 from appliance.acceleration.routes import ROUTES
 from appliance.errors import ConfigurationError
-from appliance.health import rundir
 from appliance.sidecar import engine as asked
 from appliance.sidecar.app import create_app
 from appliance.sidecar.options import Options, check_url

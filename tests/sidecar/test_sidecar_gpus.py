@@ -15,8 +15,8 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
+from appliance import rundir
 from appliance.bench import run_directory
-from appliance.health import rundir
 from appliance.sidecar import gpus, metrics_gpus
 from appliance.sidecar.gpus import GpuWatch, planned
 

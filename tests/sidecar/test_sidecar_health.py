@@ -9,7 +9,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from appliance.health import judge, probe, rundir
+from appliance import rundir
+from appliance.health import judge, probe
 from appliance.sidecar import answers
 from appliance.sidecar import health as endpoint
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from vllm.v1.metrics.loggers import StatLoggerBase
 
-from appliance.health import rundir
+from appliance import rundir
 from appliance.vllm_plugin.progress.activity import ACTIVITY
 
 if TYPE_CHECKING:

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 
-from appliance import paths
-from appliance.health import rundir
+from appliance import paths, rundir
 from appliance.vllm_plugin.progress.step_record import StepRecord, StepShape, shape
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from collections import deque
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from appliance.health import rundir
+from appliance import rundir
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from starlette.responses import JSONResponse
 
-from appliance import paths
+from appliance import paths, rundir
 from appliance.acceleration.gather import gathered
-from appliance.health import rundir
 
 if TYPE_CHECKING:
     from pathlib import Path

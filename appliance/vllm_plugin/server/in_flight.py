@@ -9,8 +9,7 @@ import os
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from appliance import paths
-from appliance.health import rundir
+from appliance import paths, rundir
 from appliance.vllm_plugin.progress.activity import ACTIVITY, Activity
 
 if TYPE_CHECKING:

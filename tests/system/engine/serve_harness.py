@@ -13,7 +13,9 @@ import httpx
 import psutil
 from engine_harness import free_port, until
 
-from appliance.health import judge, proof, rundir
+from appliance import rundir
+from appliance.health import judge
+from appliance.rundir import plugin_proof
 
 KEY = "sk-test-5f2c9e71d0"
 TOKEN = "hf_test_77aa01b2c3"
@@ -88,7 +90,9 @@ class Server:
 
     def pid(self, role: str) -> int:
         alive = {process.pid for process in self.look()}
-        (pid,) = (one["pid"] for one in proof.records(self.run_dir) if one["role"] == role and one["pid"] in alive)
+        (pid,) = (
+            one["pid"] for one in plugin_proof.records(self.run_dir) if one["role"] == role and one["pid"] in alive
+        )
         return int(pid)
 
     def chat(self, tokens: int, **options: Any) -> httpx.Response:

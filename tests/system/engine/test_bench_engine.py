@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from engine_harness import Engine
 
-from appliance import cli
+from appliance import cli, rundir
 from appliance.bench import client, serve, traces
 from appliance.bench import result as results
 from appliance.bench.progress import Silent
-from appliance.health import rundir
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

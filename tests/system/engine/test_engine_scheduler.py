@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from engine_harness import environment
 
-from appliance.health import rundir
+from appliance import rundir
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(300)]
 

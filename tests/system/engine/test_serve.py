@@ -21,7 +21,7 @@ import pytest
 from engine_harness import until
 from serve_harness import GRACE_S, KEY, TOKEN, Server, body
 
-from appliance.health import rundir
+from appliance import rundir
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from appliance.health import rundir
+from appliance import rundir
 from appliance.vllm_plugin.progress import step_record
 from appliance.vllm_plugin.progress.step_record import StepRecord, StepShape, shape
 

@@ -13,8 +13,8 @@ from starlette.applications import Starlette
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
+from appliance import rundir
 from appliance.acceleration import report
-from appliance.health import rundir
 from appliance.vllm_plugin.server import acceleration_endpoint
 from appliance.vllm_plugin.server.acceleration_endpoint import PATH, AccelerationEndpoint, ranks, world_size
 

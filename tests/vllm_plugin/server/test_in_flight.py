@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from appliance.health import rundir
+from appliance import rundir
 from appliance.vllm_plugin.progress.activity import Activity
 from appliance.vllm_plugin.server import in_flight
 from appliance.vllm_plugin.server.in_flight import InFlight

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from appliance.health import rundir
+from appliance import rundir
 
 if TYPE_CHECKING:
     from collections.abc import Collection
