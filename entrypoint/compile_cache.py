@@ -1,8 +1,6 @@
 """The compile cache in one session: opened before the engine starts, sealed when it serves, told in cache.json.
 
-cache.json: {enabled, state, reason, detail, key, folder, parts, rebuilt, sealed, seal_reason, tokens_match}. `state` is
-cold, warm or resumed, and off where nothing is kept; `reason` is a stable word of appliance.cache.store or of this
-module. `tokens_match` is null where there was nothing to compare.
+`reason` in cache.json is a stable word of appliance.cache.store or of this module.
 """
 
 from __future__ import annotations
@@ -12,17 +10,17 @@ import shutil
 import tempfile
 import threading
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from appliance import rundir
 from appliance.acceleration.report import COMPILE_CACHE_DISABLED, USER_OVERRIDE
 from appliance.cache.facts import gather
 from appliance.cache.key import key_of, parts_of
 from appliance.cache.store import Store, UnusableError
 from appliance.errors import ApplianceError
 from appliance.launch.environment import compiled
+from appliance.rundir.cache_start import CacheStart
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -85,7 +83,7 @@ class CompileCache:
         self._sealing: _Sealing | None = None
         self._served = False
         """Whether the engine that was started last became ready."""
-        self.record: dict[str, Any] = {}
+        self.record = CacheStart()
 
     def open(self, seen: Callable[[int], None] = lambda _: None) -> None:
         """Take the generation for this start, or say why nothing is kept. May take as long as reading all of it.
@@ -124,19 +122,18 @@ class CompileCache:
     def _take(self, lease: Lease) -> None:
         self._lease = lease
         self._inherited = lease.state != "cold"
-        self._note(
+        start = CacheStart(
             enabled=True,
             state=lease.state,
             reason=lease.reason,
             detail=lease.detail,
             key=lease.key,
             folder=str(lease.folder),
-            parts=lease.parts,
+            parts=dict(lease.parts),
             rebuilt=lease.rebuilt,
             sealed=lease.state == "warm",
-            seal_reason=None,
-            tokens_match=None,
         )
+        self._note(start)
         self._tell()
 
     def _off(self, reason: str, detail: str, key: str | None = None, parts: Mapping[str, str] | None = None) -> None:
@@ -145,7 +142,7 @@ class CompileCache:
             # The folder of a cache that is off lasts as long as the session: an engine that is restarted finds its own.
             with suppress(OSError):
                 self._temporary = Path(tempfile.mkdtemp(prefix="appliance-compiled-"))
-        self._note(
+        start = CacheStart(
             enabled=False,
             state="off",
             reason=reason,
@@ -153,16 +150,16 @@ class CompileCache:
             key=key,
             folder=None if self._temporary is None else str(self._temporary),
             parts=None if parts is None else dict(parts),
-            rebuilt=self.record.get("rebuilt", False),
+            rebuilt=bool(self.record.rebuilt),
             sealed=False,
-            seal_reason=None,
-            tokens_match=self.record.get("tokens_match"),
+            tokens_match=self.record.tokens_match,
         )
+        self._note(start)
         self._tell()
 
     def _tell(self) -> None:
-        found = self.record
-        self._say(f"compile cache {found['state']} ({found['reason']}): {found['detail']}")
+        start = self.record
+        self._say(f"compile cache {start.state} ({start.reason}): {start.detail}")
 
     @property
     def variables(self) -> dict[str, str]:
@@ -170,7 +167,7 @@ class CompileCache:
         if self._lease is not None:
             return compiled(str(self._lease.folder))
         variables = {} if self._temporary is None else compiled(str(self._temporary))
-        return variables | ({SWITCH: "1"} if self.record.get("reason") == UNFIT else {})
+        return variables | ({SWITCH: "1"} if self.record.reason == UNFIT else {})
 
     @property
     def gated(self) -> bool:
@@ -186,7 +183,7 @@ class CompileCache:
         """An engine starts on it."""
         self.poll()
         self._served = False
-        self._note(tokens_match=None)
+        self._note(replace(self.record, tokens_match=None))
 
     def judged(self, answer: Tokens) -> str | None:
         """Take the engine's answer to the fixed prompts; return why it may not serve, or None."""
@@ -194,7 +191,7 @@ class CompileCache:
             return None
         if answer.note:
             self._say(f"compile cache: {answer.note}")
-        self._note(tokens_match=answer.matches)
+        self._note(replace(self.record, tokens_match=answer.matches))
         if answer.matches is not False:
             return None
         return (
@@ -223,7 +220,7 @@ class CompileCache:
         if sealing.thread.is_alive() or done is None:
             return
         self._sealing = None
-        self._note(sealed=done.sealed, seal_reason=done.reason or None)
+        self._note(replace(self.record, sealed=done.sealed, seal_reason=done.reason or None))
         if not done.sealed:
             self._say(f"compile cache not sealed ({done.reason}): {done.text}; serving goes on")
         for removed in sealing.removed:
@@ -257,7 +254,7 @@ class CompileCache:
         except UnusableError as error:
             owed = self._give_up(lease, error)
             # What is wrong is not loaded again, even where it cannot be removed, and that is what has to be told.
-            self._note(reason=reason)
+            self._note(replace(self.record, reason=reason))
             return owed
         return self._emptied(lease)
 
@@ -267,7 +264,8 @@ class CompileCache:
         return self._lease if self._sealing is None else None
 
     def _emptied(self, lease: Lease) -> bool:
-        self._note(state=lease.state, reason=lease.reason, detail=lease.detail, rebuilt=True, sealed=False)
+        emptied = replace(self.record, state=lease.state, reason=lease.reason, detail=lease.detail)
+        self._note(replace(emptied, rebuilt=True, sealed=False))
         self._tell()
         owed, self._inherited = self._inherited, False
         return owed
@@ -291,11 +289,11 @@ class CompileCache:
         if self._temporary is not None:
             shutil.rmtree(self._temporary, ignore_errors=True)
 
-    def _note(self, **changes: object) -> None:
-        self.record |= changes
+    def _note(self, start: CacheStart) -> None:
+        self.record = start
         # The run directory's trouble is told by phase.json's writer.
         with suppress(OSError):
-            rundir.write(self._run_dir, rundir.CACHE, {"schema": 1, **self.record})
+            start.write(self._run_dir)
 
 
 class _Sealing:

@@ -11,6 +11,7 @@ import signal
 import sys
 import threading
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -183,7 +184,7 @@ def _starting(phase: PhaseFile) -> Iterator[None]:
         yield
     except BaseException as error:
         reason = str(error) if isinstance(error, ApplianceError) else "ended while the model was made present"
-        phase.record |= {"phase": "dead", "reason": reason}
+        phase.record = replace(phase.record, phase="dead", reason=reason)
         raise
     finally:
         done.set()

@@ -18,6 +18,7 @@ from appliance import paths, rundir
 from appliance.errors import CheckError, ConfigurationError, nearest
 from appliance.health import address
 from appliance.launch import keys, layers, settings
+from appliance.rundir.phase import Phase
 
 if TYPE_CHECKING:
     import argparse
@@ -192,7 +193,7 @@ async def preflight(
         raise ConfigurationError(
             f'--model "{name}" is not served at {target.url}{nearest(name, listed) or ";"} it serves {known}'
         )
-    phase = (rundir.read(target.run_dir, rundir.PHASE) or {}).get("phase") if target.plan else None
+    phase = (Phase.read(target.run_dir) or Phase()).phase if target.plan else None
     if phase not in (None, "ready"):
         # It answers before it is ready, and has requests of its own until then.
         raise CheckError(f"the engine is {phase}, not ready; `appliance probe ready` says when it is")

@@ -13,6 +13,7 @@ from appliance.bench import prompts, statistics, traces
 from appliance.bench.client_request import body, judge, send, warm_up_failures
 from appliance.bench.result import Counted
 from appliance.errors import CheckError, ConfigurationError
+from appliance.rundir.heartbeat import Heartbeat
 
 if TYPE_CHECKING:
     import aiohttp
@@ -80,9 +81,9 @@ async def measure(
     tokenizer: prompts.Tokenizer | None = None,
 ) -> Decoded:
     """Run a round that is not measured, then every repeat. Raises CheckError where the engine keeps no step record."""
-    beat = rundir.read(target.run_dir, rundir.HEARTBEAT) or {}
-    if str(beat.get("steps_record", "on")) != "on":
-        raise CheckError(f"the engine keeps no step record: {beat['steps_record']}; serve without that --scheduler-cls")
+    beat = Heartbeat.read(target.run_dir) or Heartbeat()
+    if beat.steps_record not in (None, "on"):
+        raise CheckError(f"the engine keeps no step record: {beat.steps_record}; serve without that --scheduler-cls")
     tokenizer = tokenizer or prompts.Served(client, target, served.name)
     known = await prompts.vocabulary(tokenizer)
     asked = prompts.token_prompts(known, load.input_tokens, load.concurrency, load.seed)
@@ -138,10 +139,11 @@ def _note(outcomes: list[Outcome], load: Load, decoded: Decoded) -> None:
 
 
 async def _watch(target: Target, bar: Bar) -> None:
-    first = (rundir.read(target.run_dir, rundir.HEARTBEAT) or {}).get("generation_tokens", 0)
+    first = (Heartbeat.read(target.run_dir) or Heartbeat()).generation_tokens or 0
     while True:
         await asyncio.sleep(1.0)
-        bar.reach((rundir.read(target.run_dir, rundir.HEARTBEAT) or {}).get("generation_tokens", first) - first)
+        tokens = (Heartbeat.read(target.run_dir) or Heartbeat()).generation_tokens
+        bar.reach(0 if tokens is None else tokens - first)
 
 
 async def _recorded(target: Target, since: float, tokens: int) -> traces.Record:

@@ -13,6 +13,8 @@ from appliance import __version__, rundir
 from appliance.bench.result import Clocks, Environment, Speculation, System
 from appliance.errors import CheckError
 from appliance.rundir import plugin_proof
+from appliance.rundir.acceleration import AccelerationReport
+from appliance.rundir.cache_start import CacheStart
 from appliance.topology import islands
 from appliance.topology.machine import machine_of
 
@@ -75,16 +77,16 @@ def environment(plan: Mapping[str, Any], run_dir: Path, image: str | None, clock
     """
     if not plan:
         return Environment(appliance=__version__, image=image, clocks=clocks)
-    report = rundir.read(run_dir, rundir.ACCELERATION) or {}
+    report = AccelerationReport.read(run_dir) or AccelerationReport()
     # What the compile cache's key was made of, the image among it.
-    cache = rundir.read(run_dir, rundir.CACHE) or {}
-    known = (cache.get("parts") or {}) if isinstance(cache.get("parts"), dict) else {}
-    loaded = next((record for record in plugin_proof.records(run_dir) if record.get("role") == "api"), {})
-    versions = {**plan.get("versions", {}), **{name: loaded[name] for name in ("vllm", "torch") if loaded.get(name)}}
+    known = (CacheStart.read(run_dir) or CacheStart()).parts or {}
+    loaded = plugin_proof.of_role(run_dir, "api")
+    proven = {"vllm": loaded.vllm, "torch": loaded.torch}
+    versions = {**plan.get("versions", {}), **{name: version for name, version in proven.items() if version}}
     return Environment(
         appliance=__version__,
         image=image or _told(known.get("image")),
-        kernel_sha256=_sha256(loaded.get("kernels")),
+        kernel_sha256=_sha256(loaded.kernels),
         profile=plan.get("profile"),
         plan_sha256=plan_hash(plan),
         topology=topology(plan),
@@ -112,13 +114,12 @@ def topology(plan: Mapping[str, Any]) -> tuple[str, ...]:
     return (*gpus, *chosen)
 
 
-def routes(report: Mapping[str, Any]) -> dict[str, str]:
+def routes(report: AccelerationReport) -> dict[str, str]:
     """Return each acceleration route's state, with the reason where it is not enabled."""
-    found = {}
-    for name, route in (report.get("routes") or {}).items():
-        reason = route.get("reason")
-        found[str(name)] = str(route.get("state")) + (f": {reason}" if reason else "")
-    return found
+    return {
+        name: f"{route.state}: {route.reason}" if route.reason else str(route.state)
+        for name, route in report.routes.items()
+    }
 
 
 def processor() -> str:

@@ -1,7 +1,7 @@
 """The contract between the appliance's processes: small JSON files in one folder, the run directory.
 
-`files` has the names of the files and their writers, and reads and writes whole files. Standard library only, and
-nothing else of the appliance: a probe imports this every few seconds.
+`files` has the table of file names and writers, and reads and writes whole files. Every other module has the dataclass
+of one record. Standard library only, and nothing else of the appliance: a probe imports this every few seconds.
 """
 
 from appliance.rundir.files import (
@@ -12,8 +12,10 @@ from appliance.rundir.files import (
     PHASE,
     PLAN,
     PLUGINS,
+    PREVIOUS_STEPS,
     RANKS,
     STEPS,
+    TABLE,
     clear,
     clock,
     read,
@@ -29,8 +31,10 @@ __all__ = [
     "PHASE",
     "PLAN",
     "PLUGINS",
+    "PREVIOUS_STEPS",
     "RANKS",
     "STEPS",
+    "TABLE",
     "clear",
     "clock",
     "read",

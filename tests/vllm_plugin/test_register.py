@@ -39,7 +39,7 @@ def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[types.Mo
 
 
 def proofs(folder: Path) -> list[dict[str, Any]]:
-    return plugin_proof.records(folder)
+    return [proof.to_json() for proof in plugin_proof.read_all(folder)]
 
 
 def test_a_proof_says_who_and_what(engine: Any, tmp_path: Path) -> None:

@@ -111,9 +111,7 @@ class Engine:
     def pid(self, role: str) -> int:
         """The living process that proved the plugin as `role`."""
         alive = {process.pid for process in self.tree()}
-        (pid,) = (
-            one["pid"] for one in plugin_proof.records(self.run_dir) if one["role"] == role and one["pid"] in alive
-        )
+        (pid,) = (one.pid for one in plugin_proof.read_all(self.run_dir) if one.role == role and one.pid in alive)
         return int(pid)
 
     def heartbeat(self) -> dict[str, Any]:

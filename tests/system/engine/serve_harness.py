@@ -90,9 +90,7 @@ class Server:
 
     def pid(self, role: str) -> int:
         alive = {process.pid for process in self.look()}
-        (pid,) = (
-            one["pid"] for one in plugin_proof.records(self.run_dir) if one["role"] == role and one["pid"] in alive
-        )
+        (pid,) = (one.pid for one in plugin_proof.read_all(self.run_dir) if one.role == role and one.pid in alive)
         return int(pid)
 
     def chat(self, tokens: int, **options: Any) -> httpx.Response:

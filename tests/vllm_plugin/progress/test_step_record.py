@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from appliance import rundir
+from appliance.rundir.step_line import StepLine
 from appliance.vllm_plugin.progress import step_record
 from appliance.vllm_plugin.progress.step_record import StepRecord, StepShape, shape
 
@@ -76,9 +77,9 @@ def until(true: Callable[[], bool]) -> None:
 
 def test_lines_appear_without_being_asked_for(tmp_path: Path) -> None:
     record = StepRecord(tmp_path)
-    record.append({"t": 1.5, "step": 1})
+    record.append(StepLine.from_json({"t": 1.5, "step": 1}))
     until(lambda: lines(tmp_path) == [{"t": 1.5, "step": 1}])
-    record.append({"t": 2.5, "step": 2})
+    record.append(StepLine.from_json({"t": 2.5, "step": 2}))
     until(lambda: len(lines(tmp_path)) == 2)
     record.close()
 
@@ -87,7 +88,7 @@ def test_close_writes_all_and_ends_the_thread(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(step_record, "FLUSH_S", 3600)
     record = StepRecord(tmp_path)
     for step in range(1000):
-        record.append({"t": 0.0, "step": step})
+        record.append(StepLine.from_json({"t": 0.0, "step": step}))
     record.close()
     assert [line["step"] for line in lines(tmp_path)] == list(range(1000))
     assert "appliance-steps" not in {thread.name for thread in threading.enumerate()}
@@ -101,7 +102,7 @@ def test_nothing_is_written_for_nothing(tmp_path: Path) -> None:
 def test_it_appends_to_what_is_there(tmp_path: Path) -> None:
     (tmp_path / rundir.STEPS).write_text('{"step":1}\n')
     record = StepRecord(tmp_path)
-    record.append({"step": 2})
+    record.append(StepLine.from_json({"step": 2}))
     record.close()
     assert [line["step"] for line in lines(tmp_path)] == [1, 2]
 
@@ -109,7 +110,7 @@ def test_it_appends_to_what_is_there(tmp_path: Path) -> None:
 def test_rotation_keeps_two_files_within_the_bound(tmp_path: Path) -> None:
     record = StepRecord(tmp_path, rotate_bytes=200)
     for step in range(60):
-        record.append({"t": 0.0, "step": step})
+        record.append(StepLine.from_json({"t": 0.0, "step": step}))
         if step % 4 == 3:
             until(lambda step=step: {"t": 0.0, "step": step} in lines(tmp_path))
     record.close()
@@ -121,10 +122,10 @@ def test_rotation_keeps_two_files_within_the_bound(tmp_path: Path) -> None:
 
 def test_a_removed_file_is_begun_anew(tmp_path: Path) -> None:
     record = StepRecord(tmp_path)
-    record.append({"step": 1})
+    record.append(StepLine.from_json({"step": 1}))
     until((tmp_path / rundir.STEPS).exists)
     rundir.clear(tmp_path)
-    record.append({"step": 2})
+    record.append(StepLine.from_json({"step": 2}))
     record.close()
     assert lines(tmp_path) == [{"step": 2}]
 
@@ -134,10 +135,10 @@ def test_a_full_disk_loses_whole_steps_and_says_how_many(tmp_path: Path, caplog:
     record = StepRecord(tmp_path)
     with caplog.at_level(logging.INFO, logger="vllm.appliance.steps"):
         for step in (1, 2, 3):
-            record.append({"t": float(step), "step": step})
+            record.append(StepLine.from_json({"t": float(step), "step": step}))
             until(lambda step=step: record.lost == step)
         (tmp_path / rundir.STEPS).unlink()
-        record.append({"t": 4.0, "step": 4})
+        record.append(StepLine.from_json({"t": 4.0, "step": 4}))
         record.close()
     assert lines(tmp_path) == [
         {"t": 4.0, "lost": 3, "reason": "[Errno 28] No space left on device"},
@@ -151,7 +152,7 @@ def test_a_full_disk_loses_whole_steps_and_says_how_many(tmp_path: Path, caplog:
 
 def test_half_a_line_is_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     record = StepRecord(tmp_path)
-    record.append({"step": 1})
+    record.append(StepLine.from_json({"step": 1}))
     until(lambda: len(lines(tmp_path)) == 1)
     whole = os.write
 
@@ -159,20 +160,20 @@ def test_half_a_line_is_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         return whole(file, data[: len(data) // 2])
 
     monkeypatch.setattr(os, "write", short)
-    record.append({"step": 2})
+    record.append(StepLine.from_json({"step": 2}))
     until(lambda: record.lost == 1)
     monkeypatch.undo()
-    record.append({"step": 3})
+    record.append(StepLine.from_json({"step": 3}))
     record.close()
     assert [line.get("step") or line["lost"] for line in lines(tmp_path)] == [1, 1, 3]
 
 
 def test_no_folder_stops_nothing(tmp_path: Path) -> None:
     record = StepRecord(tmp_path / "none")
-    record.append({"step": 1})
+    record.append(StepLine.from_json({"step": 1}))
     until(lambda: record.lost == 1)
     (tmp_path / "none").mkdir()
-    record.append({"t": 9.0, "step": 2})
+    record.append(StepLine.from_json({"t": 9.0, "step": 2}))
     record.close()
     assert [line.get("lost") for line in lines(tmp_path / "none")] == [1, None]
 
@@ -182,7 +183,7 @@ def test_a_disk_that_hangs_costs_bounded_memory(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(step_record, "FLUSH_S", 3600)
     record = StepRecord(tmp_path)
     for step in range(25):
-        record.append({"t": 0.0, "step": step})
+        record.append(StepLine.from_json({"t": 0.0, "step": step}))
     assert len(record._pending) == 10
     record.close()
     written = lines(tmp_path)
