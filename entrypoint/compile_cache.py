@@ -12,7 +12,7 @@ import threading
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from appliance.acceleration.report import COMPILE_CACHE_DISABLED, USER_OVERRIDE
 from appliance.cache.facts import gather
@@ -21,12 +21,14 @@ from appliance.cache.store import Store, UnusableError
 from appliance.errors import ApplianceError
 from appliance.launch.environment import compiled
 from appliance.rundir.cache_start import CacheStart
+from appliance.rundir.plan import SourcedValue
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from appliance.cache.records import Removed
     from appliance.cache.store import Lease, Sealed
+    from appliance.rundir.plan import PlanRecord
 
 SWITCH = "VLLM_DISABLE_COMPILE_CACHE"
 
@@ -68,9 +70,7 @@ class Tokens:
 class CompileCache:
     """One session's use of the cache. `say` takes a line for the log. No method raises for a cache that fails."""
 
-    def __init__(
-        self, run_dir: Path, plan: Mapping[str, Any], environ: Mapping[str, str], say: Callable[[str], None]
-    ) -> None:
+    def __init__(self, run_dir: Path, plan: PlanRecord, environ: Mapping[str, str], say: Callable[[str], None]) -> None:
         self._run_dir = run_dir
         self._plan = plan
         self._environ = environ
@@ -90,19 +90,17 @@ class CompileCache:
 
         `seen` gets each number of bytes read.
         """
-        switch = self._plan["environment"].get(SWITCH, {"value": "0", "source": ""})
-        if str(switch["value"]) != "0":
-            theirs = str(switch["source"]).startswith("environment")
-            self._off(
-                USER_OVERRIDE if theirs else COMPILE_CACHE_DISABLED, f"{SWITCH}={switch['value']} ({switch['source']})"
-            )
+        switch = (self._plan.environment or {}).get(SWITCH, SourcedValue("0"))
+        if str(switch.value) != "0":
+            theirs = switch.source.startswith("environment")
+            self._off(USER_OVERRIDE if theirs else COMPILE_CACHE_DISABLED, f"{SWITCH}={switch.value} ({switch.source})")
             return
         key: str | None = None
         parts: dict[str, str] | None = None
         try:
             parts = parts_of(self._plan, gather(self._plan, self._environ), self._environ)
             key = key_of(parts)
-            self._store = Store(Path(self._setting("cache_dir")))
+            self._store = Store(Path(self._plan.setting("cache_dir")))
             lease = self._store.open(key, parts, seen=seen)
         except UnusableError as error:
             self._off(error.reason, str(error), key, parts)
@@ -115,9 +113,6 @@ class CompileCache:
                 self._off(UNFIT, text, key, parts)
             else:
                 self._take(lease)
-
-    def _setting(self, name: str) -> Any:  # noqa: ANN401 - settings are of several kinds
-        return self._plan["settings"][name]["value"]
 
     def _take(self, lease: Lease) -> None:
         self._lease = lease
@@ -208,7 +203,7 @@ class CompileCache:
     def _prune(self) -> list[Removed]:
         """Remove what is too old or too much. Never this generation: it is in use."""
         assert self._store is not None
-        days, gigabytes = self._setting("cache_days"), self._setting("cache_gigabytes")
+        days, gigabytes = self._plan.setting("cache_days"), self._plan.setting("cache_gigabytes")
         return self._store.prune(days * 86400 or None, gigabytes * 10**9 or None)
 
     def poll(self, wait: float = 0.0) -> None:

@@ -16,6 +16,8 @@ from pathlib import Path
 import appliance
 from appliance import rundir
 from appliance.acceleration.state import state_of_routes
+from appliance.rundir.cache_start import CacheStart
+from appliance.rundir.plan import PlanRecord
 from appliance.rundir.plugin_proof import PluginProof
 
 SERVER = "appliance.vllm_plugin.server.serve"
@@ -83,8 +85,7 @@ def _publish_routes(run_dir: Path) -> str | None:
     """Write acceleration.json. Returns the hash of the kernels' sources where there are both they and CUDA."""
     from vllm.platforms import current_platform
 
-    plan = rundir.read(run_dir, rundir.PLAN) or {}
-    cache = rundir.read(run_dir, rundir.CACHE)
+    plan, cache = PlanRecord.read(run_dir) or PlanRecord(), CacheStart.read(run_dir)
     cuda = bool(current_platform.is_cuda())
     routes = state_of_routes(cuda=cuda, plan=plan, environment=os.environ, cache=cache)
     rundir.write(run_dir, rundir.ACCELERATION, routes)

@@ -16,6 +16,7 @@ from appliance import rundir
 from appliance.acceleration.routes import ROUTES
 from appliance.acceleration.state import state_of_routes
 from appliance.rundir import plugin_proof
+from appliance.rundir.plan import PlanRecord
 from appliance.vllm_plugin import register as plugin
 
 if TYPE_CHECKING:
@@ -166,7 +167,7 @@ class TestRoutesOnCuda:
     """No SM70 operator is in this build, and the report must not claim one."""
 
     def report(self, plan: dict[str, Any] | None = None, **environment: str) -> dict[str, Any]:
-        return state_of_routes(cuda=True, plan=plan or {}, environment=environment)
+        return state_of_routes(cuda=True, plan=PlanRecord.from_json(plan), environment=environment)
 
     def test_every_kernel_route_is_missing(self) -> None:
         routes = self.report()["routes"]
