@@ -61,7 +61,7 @@ class Decoded:
 
 def check(load: Load, target: Target) -> None:
     """Raise ConfigurationError where the engine can never hold the full batch."""
-    most = (target.plan.get("arguments", {}).get("max_num_seqs") or {}).get("value")
+    most = target.planned.argument("max_num_seqs")
     if isinstance(most, int) and load.concurrency > most:
         raise ConfigurationError(
             f"--concurrency {load.concurrency} is more than the engine's max_num_seqs of {most}, so that no step holds "
@@ -208,7 +208,7 @@ def notes(decoded: Decoded, target: Target, load: Load) -> tuple[str, ...]:
     steps = sum(len(one.intervals_ms) for one in decoded.found)
     if modes:
         found.append("graph replay, as vLLM told it: " + ", ".join(f"{n} steps {mode}" for mode, n in modes.items()))
-    elif (target.plan.get("arguments", {}).get("enforce_eager") or {}).get("value"):
+    elif target.planned.argument("enforce_eager"):
         found.append("this engine runs eagerly: there is no CUDA graph to replay")
     else:
         found.append("the record does not tell which steps were graph replays; `-- --cudagraph-metrics` has it told")
