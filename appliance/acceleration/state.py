@@ -7,9 +7,13 @@ from typing import TYPE_CHECKING, Any
 from appliance.acceleration import report
 from appliance.acceleration.report import RouteState
 from appliance.acceleration.routes import ROUTES
+from appliance.rundir.plan import SourcedValue
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
+
+    from appliance.rundir.cache_start import CacheStart
+    from appliance.rundir.plan import PlanRecord
 
 BOUND = frozenset({"compile_graph", "compile_cache"})
 """The routes that this build can bind: vLLM's own compilation. No SM70 operator is bound by its plugin yet."""
@@ -21,40 +25,40 @@ def unbound(expected: Iterable[str]) -> tuple[str, ...]:
 
 
 def state_of_routes(
-    *, cuda: bool, plan: Mapping[str, Any], environment: Mapping[str, str], cache: Mapping[str, Any] | None = None
+    *, cuda: bool, plan: PlanRecord, environment: Mapping[str, str], cache: CacheStart | None = None
 ) -> dict[str, Any]:
-    """Return the report for acceleration.json. `plan` is plan.json's record, empty where no plan was made.
+    """Return the report for acceleration.json. `plan` is empty where no plan was made.
 
-    `cache` is cache.json's record, None where nothing keeps the compile cache.
+    `cache` is None where nothing keeps the compile cache.
     """
-    profile = str(plan.get("profile", "none"))
+    profile = plan.profile or "none"
     if not cuda:
         return report.all_not_applicable(profile)
     states = {name: RouteState("disabled", report.operator_missing(name)) for name in ROUTES if name not in BOUND}
     states["compile_graph"] = _compile_graph(plan)
     states["compile_cache"] = _compile_cache(environment, cache)
-    return report.report(profile, plan.get("expected_acceleration", ()), states)
+    return report.report(profile, plan.expected_acceleration or (), states)
 
 
-def _compile_graph(plan: Mapping[str, Any]) -> RouteState:
-    eager = plan.get("arguments", {}).get("enforce_eager") or {}
-    source = str(eager.get("source", "default"))
-    if not eager.get("value"):
+def _compile_graph(plan: PlanRecord) -> RouteState:
+    eager = (plan.arguments or {}).get("enforce_eager", SourcedValue(source="default"))
+    source = eager.source
+    if not eager.value:
         return RouteState("enabled", source=source)
     ours = source.startswith(("default", "profile", "derived"))
     reason = report.unequal("enforce_eager", actual=True, expected=False) if ours else report.USER_OVERRIDE
     return RouteState("disabled", reason, source)
 
 
-def _compile_cache(environment: Mapping[str, str], cache: Mapping[str, Any] | None) -> RouteState:
+def _compile_cache(environment: Mapping[str, str], cache: CacheStart | None) -> RouteState:
     name = ROUTES["compile_cache"].switch
     given = environment.get(name, "0")
     source = "default" if given == "0" else f"environment {name}"
     if cache is None:
         return RouteState("enabled") if given == "0" else RouteState("disabled", report.COMPILE_CACHE_DISABLED, source)
-    reason = str(cache.get("reason") or "unknown")
-    details = {field: cache.get(field) for field in ("state", "reason", "key", "rebuilt")}
-    if cache.get("enabled") and reason != report.WARM_TOKENS_DIFFER:
+    reason = cache.reason or "unknown"
+    details = {"state": cache.state, "reason": cache.reason, "key": cache.key, "rebuilt": cache.rebuilt}
+    if cache.enabled and reason != report.WARM_TOKENS_DIFFER:
         return RouteState("enabled", source=source, details=details)
     plain = (report.USER_OVERRIDE, report.COMPILE_CACHE_DISABLED, report.WARM_TOKENS_DIFFER)
     return RouteState("disabled", reason if reason in plain else report.cache_unusable(reason), source, details)

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 import pynvml
 import pytest
 
+from appliance import rundir
 from appliance.bench import client, environment, run_directory
 from appliance.bench.environment_clocks import watching
 from appliance.bench.result import Speculation
 from appliance.errors import ConfigurationError
-from appliance.health import rundir
 
 if TYPE_CHECKING:
     from pathlib import Path

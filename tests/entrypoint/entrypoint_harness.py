@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from appliance.health import rundir
+from appliance import rundir
 
 if TYPE_CHECKING:
     from collections.abc import Callable

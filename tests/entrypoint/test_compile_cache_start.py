@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import pytest
 
+from appliance import rundir
 from appliance.cache.store import Store
-from appliance.health import rundir
 from tests.entrypoint.entrypoint_harness import Guarded
 
 if TYPE_CHECKING:

@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 
-from appliance.health import judge, rundir
+from appliance import rundir
+from appliance.health import judge
 from appliance.launch import request, resolve, settings
 from entrypoint import main
 

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import pytest
 
-from appliance.health import judge, rundir
+from appliance import rundir
+from appliance.health import judge
 from tests.entrypoint.entrypoint_harness import KEY, Guarded
 
 if TYPE_CHECKING:

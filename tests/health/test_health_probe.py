@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from appliance import cli, paths
-from appliance.health import rundir
+from appliance import cli, paths, rundir
 
 if TYPE_CHECKING:
     from pathlib import Path

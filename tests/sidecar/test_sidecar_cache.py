@@ -14,9 +14,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from appliance import rundir
 from appliance.cache.key import key_of
 from appliance.cache.store import Store
-from appliance.health import rundir
 from appliance.sidecar import cache as endpoints
 from appliance.sidecar import cache_jobs, guard
 from appliance.sidecar.app import create_app

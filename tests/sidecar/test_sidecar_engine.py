@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import pytest
 
+from appliance import rundir
 from appliance.acceleration import report
 from appliance.acceleration.routes import ROUTES
 from appliance.errors import ConfigurationError
-from appliance.health import rundir
+from appliance.rundir.plan import PlanRecord
 from appliance.sidecar import engine as asked
 from appliance.sidecar.app import create_app
 from appliance.sidecar.options import Options, check_url
@@ -247,12 +248,12 @@ def test_nobody_else_sets_the_sidecars_own_fields(engine: FakeEngine, run_dir: P
 )
 def test_the_plan_says_where_the_engine_is(host: str, arguments: dict[str, Any], url: str) -> None:
     plan = {"settings": {"host": {"value": host}, "port": {"value": 8000}}, "arguments": arguments}
-    assert asked.planned_url(plan) == url
+    assert asked.planned_url(PlanRecord.from_json(plan)) == url
 
 
 @pytest.mark.parametrize("plan", [None, {}, {"settings": []}, {"settings": {"host": {"value": 1}}, "arguments": {}}])
 def test_a_plan_that_does_not_say_it_is_no_error(plan: dict[str, Any] | None) -> None:
-    assert asked.planned_url(plan) is None
+    assert asked.planned_url(None if plan is None else PlanRecord.from_json(plan)) is None
 
 
 @pytest.mark.parametrize("url", ["http://engine:8000", "https://engine/", "http://[::1]:8000", "http://h/below"])

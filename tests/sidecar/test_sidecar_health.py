@@ -9,7 +9,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from appliance.health import judge, probe, rundir
+from appliance import rundir
+from appliance.health import judge, probe
 from appliance.sidecar import answers
 from appliance.sidecar import health as endpoint
 
@@ -128,10 +129,16 @@ def test_a_judge_that_breaks_fails_closed(get: Get, put: Put, monkeypatch: pytes
     assert answers.Health.model_validate(body).phase == "dead"
 
 
-def test_a_figure_that_json_cannot_hold_fails_closed(get: Get, put: Put, run_dir: Path) -> None:
+def test_a_figure_that_json_cannot_hold_is_no_figure_of_a_record(get: Get, put: Put, run_dir: Path) -> None:
     put()
-    phase = (run_dir / rundir.PHASE).read_text().replace('"progress":null', '"progress":NaN')
-    (run_dir / rundir.PHASE).write_text(phase)
+    beat = (run_dir / rundir.HEARTBEAT).read_text().replace('"kv_usage":0.25', '"kv_usage":NaN')
+    (run_dir / rundir.HEARTBEAT).write_text(beat)
+    assert get("/health/ready").json()["details"]["kv_usage"] is None
+
+
+def test_a_figure_that_json_cannot_hold_fails_closed(get: Get, monkeypatch: pytest.MonkeyPatch) -> None:
+    judged = judge.Report("ready", "idle", True, True, True, details={"kv_usage": float("nan")})
+    monkeypatch.setattr(judge, "report", lambda _: judged)
     assert statuses(get) == {"startup": 503, "live": 503, "ready": 503}
     assert get("/health/ready").json()["reason"].startswith("internal error of the sidecar")
 

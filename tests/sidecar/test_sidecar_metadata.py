@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from fastapi.openapi.models import OpenAPI
 
-from appliance import __version__, paths
-from appliance.health import rundir
+from appliance import __version__, paths, rundir
 from appliance.launch.request import Request
 from appliance.launch.resolve import resolve
 from appliance.profiles import catalogue

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
+from appliance import rundir
 from appliance.cache.store import Store
-from appliance.health import rundir
 from appliance.sidecar.metrics import PHASES, Facts
 from appliance.sidecar.options import Options
 from appliance.sidecar.services import Services

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import pytest
 
+from appliance import rundir
 from appliance.errors import CheckError
-from appliance.health import rundir
 from appliance.sidecar import logs, server
 from entrypoint import relay
 

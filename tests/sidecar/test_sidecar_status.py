@@ -15,12 +15,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from appliance import paths
+from appliance import paths, rundir
 from appliance.acceleration import report
 from appliance.acceleration.routes import ROUTES
 from appliance.bench import run_directory
 from appliance.cache.store import Store
-from appliance.health import rundir
 from appliance.sidecar import view
 from appliance.sidecar.app import create_app
 from appliance.sidecar.gpus import Reading, Sample

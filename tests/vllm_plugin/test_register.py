@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import appliance
+from appliance import rundir
 from appliance.acceleration.routes import ROUTES
 from appliance.acceleration.state import state_of_routes
-from appliance.health import proof, rundir
+from appliance.rundir import plugin_proof
+from appliance.rundir.plan import PlanRecord
 from appliance.vllm_plugin import register as plugin
 
 if TYPE_CHECKING:
@@ -38,7 +40,7 @@ def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[types.Mo
 
 
 def proofs(folder: Path) -> list[dict[str, Any]]:
-    return proof.records(folder)
+    return [proof.to_json() for proof in plugin_proof.read_all(folder)]
 
 
 def test_a_proof_says_who_and_what(engine: Any, tmp_path: Path) -> None:
@@ -48,7 +50,7 @@ def test_a_proof_says_who_and_what(engine: Any, tmp_path: Path) -> None:
     assert (left["role"], left["appliance"], left["vllm"]) == ("api", appliance.__version__, "0.19.1")
     assert left["source"] == plugin.source_hash()
     assert len(left["source"]) == 64
-    assert proof.proven(tmp_path, {left["pid"]}) == {"api": True, "core": False}
+    assert plugin_proof.proven(tmp_path, {left["pid"]}) == {"api": True, "core": False}
 
 
 def test_it_acts_once(engine: Any, tmp_path: Path) -> None:
@@ -95,8 +97,8 @@ def test_what_fails_is_told_and_proves_nothing(engine: Any, tmp_path: Path, capl
         plugin.register()
     (left,) = proofs(tmp_path)
     assert left["error"] == "RuntimeError: no platform"
-    assert proof.proven(tmp_path, {left["pid"]}) == {"api": False, "core": False}
-    assert proof.errors(tmp_path) == [f"api (pid {left['pid']}): RuntimeError: no platform"]
+    assert plugin_proof.proven(tmp_path, {left["pid"]}) == {"api": False, "core": False}
+    assert plugin_proof.errors(tmp_path) == [f"api (pid {left['pid']}): RuntimeError: no platform"]
     assert "The appliance's plugin failed in the api process" in caplog.text
 
 
@@ -165,7 +167,7 @@ class TestRoutesOnCuda:
     """No SM70 operator is in this build, and the report must not claim one."""
 
     def report(self, plan: dict[str, Any] | None = None, **environment: str) -> dict[str, Any]:
-        return state_of_routes(cuda=True, plan=plan or {}, environment=environment)
+        return state_of_routes(cuda=True, plan=PlanRecord.from_json(plan), environment=environment)
 
     def test_every_kernel_route_is_missing(self) -> None:
         routes = self.report()["routes"]
