@@ -16,9 +16,12 @@ import pytest
 from appliance.cache.store import Store
 from appliance.health import rundir
 from tests.entrypoint.entrypoint_harness import Guarded
+from tests.waiting import LIMIT_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+pytestmark = pytest.mark.processes
 
 Run = Guarded
 
@@ -157,7 +160,7 @@ def test_a_killed_guardian_leaves_what_was_compiled_to_the_next_start(start: Cal
     tree = run.tree()
     run.process.send_signal(signal.SIGKILL)
     run.finish()
-    psutil.wait_procs(tree, timeout=10)
+    psutil.wait_procs(tree, timeout=LIMIT_S)
     for one in tree:
         if one.is_running():
             one.kill()  # a session's entrypoint adopts and kills them

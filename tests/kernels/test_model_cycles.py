@@ -13,6 +13,8 @@ from sm70_kernels.model.sass import parse
 from sm70_kernels.model.simulate import Load, simulate
 from tests.kernels.model_kernels import BANKS, CHASE, COPY, FFMA, HMMA, compiled, predicted
 
+pytestmark = pytest.mark.needs("engine")
+
 OUT = Buffer(4096)
 IN = Buffer(4096)
 

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
     from sm70_kernels.model.arithmetic import Bits, Longs
 
+pytestmark = pytest.mark.needs("engine")
+
 START = 1 << REGION_SHIFT
 
 

@@ -18,6 +18,8 @@ from tests.kernels.model_kernels import COPY, FFMA, HEAD, compiled, predicted
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+pytestmark = pytest.mark.needs("engine")
+
 OUT = Buffer(1 << 20)
 
 

@@ -10,6 +10,8 @@ from sm70_kernels.model.control import Control, decode
 from sm70_kernels.model.sass import Operand, parse
 from tests.kernels.model_kernels import FFMA, compiled
 
+pytestmark = pytest.mark.needs("engine")
+
 LISTING = """
 	.section	.text.k,"ax",@progbits
 .text.k:
