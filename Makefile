@@ -57,7 +57,7 @@ sbom: ## Copy the bills of materials out of the images that are there into build
 # lint BIN: warnings are errors.
 lint = $(1)/ruff check . && $(1)/ruff format --check . && $(1)/mypy
 
-check: $(CHECK_READY) ## Lint and run the unit tests, without Docker or an engine, in under three minutes
+check: $(CHECK_READY) ## Lint and run the unit tests, without Docker or an engine
 	@$(call lint,$(CHECK_BIN))
 	@$(CHECK_BIN)/python -m pytest -q --numprocesses $(WORKERS) -m "not (processes or engine or image or gpu)" $(ARGS)
 
