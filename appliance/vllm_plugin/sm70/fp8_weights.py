@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
+from vllm.config import get_current_vllm_config
 from vllm.model_executor.parameter import BasevLLMParameter
 
 from appliance.vllm_plugin.sm70 import operators
@@ -79,6 +80,11 @@ class ScaleParameter(BasevLLMParameter):  # type: ignore[misc]
     def _load(self, rows: torch.Tensor, offset: int, size: int, part: int) -> None:
         chosen = rows.narrow(0, part * size, size)[:: self.step]
         self.data.narrow(0, offset // self.step, size // self.step).copy_(chosen)
+
+
+def loads_random_weights() -> bool:
+    """Say whether the model that is being built gets random weights, whose scales would be nonsense."""
+    return bool(get_current_vllm_config().load_config.load_format == "dummy")
 
 
 def step_of(sizes: Sequence[int]) -> int:
