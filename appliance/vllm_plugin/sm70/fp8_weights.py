@@ -206,13 +206,16 @@ def place(layer: torch.nn.Module, pieces: list[Packed]) -> list[tuple[int, int, 
 
 
 def multiply(
-    layer: torch.nn.Module, pieces: list[tuple[int, int, float]], x: torch.Tensor, bias: torch.Tensor | None, name: str
+    layer: torch.nn.Module,
+    pieces: list[tuple[int, int, float]],
+    x: torch.Tensor,
+    bias: torch.Tensor | None,
+    operator: Callable[..., torch.Tensor],
 ) -> torch.Tensor:
-    """Return what the operator `name` makes of x and the packed pieces of a layer, side by side, plus the bias."""
-    function = operators.operator(name)
+    """Return what a dense operator makes of x and the packed pieces of a layer, side by side, plus the bias."""
     outs = []
     for number, constants in enumerate(pieces):
         tensors = [getattr(layer, f"packed_{part}_{number}") for part in ("weight", "scale", "counters")]
-        outs.append(function(x, *tensors, *constants))
+        outs.append(operator(x, *tensors, *constants))
     out = outs[0] if len(outs) == 1 else torch.cat(outs, dim=-1)
     return out if bias is None else out + bias

@@ -32,6 +32,7 @@ from appliance.vllm_plugin.sm70 import fp8_scheme, fp8_weights, lm_head
 from appliance.vllm_plugin.sm70.checkpoint_layout import shards_of
 from appliance.vllm_plugin.sm70.fp8_scheme import BLOCK, Scheme
 from appliance.vllm_plugin.sm70.fp8_weights import ScaleParameter, WeightError
+from appliance.vllm_plugin.sm70.operators import operator
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -151,6 +152,7 @@ class Sm70Fp8LinearMethod(LinearMethodBase):  # type: ignore[misc]
         self.shards = shards
         self.activation: Sm70SiluAndMul | None = None
         self.unfused_reason: str | None = None
+        self.operator = operator("dense_w8a16")
         self.dummy = fp8_weights.loads_random_weights()
         self.loaded: dict[str, set[ShardId]] = {}
         self.pieces: list[tuple[int, int, float]] = []
@@ -243,6 +245,7 @@ class Sm70Fp8LinearMethod(LinearMethodBase):  # type: ignore[misc]
         if gated:
             assert self.activation is not None
             self.activation.fused = True
+            self.operator = operator("dense_w8a16_silu_mul")
 
     def _check_complete(self, layer: torch.nn.Module) -> None:
         for leaf, seen in self.loaded.items():
@@ -252,8 +255,7 @@ class Sm70Fp8LinearMethod(LinearMethodBase):  # type: ignore[misc]
 
     def apply(self, layer: torch.nn.Module, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """Return x · Wᵀ + bias [..., N]; silu(gate) · up [..., N / 2] where the activation is fused."""
-        fused = self.activation is not None and self.activation.fused
-        return fp8_weights.multiply(layer, self.pieces, x, bias, "dense_w8a16_silu_mul" if fused else "dense_w8a16")
+        return fp8_weights.multiply(layer, self.pieces, x, bias, self.operator)
 
 
 def shards_in(layer: torch.nn.Module) -> Iterable[ShardId]:
