@@ -12,7 +12,7 @@ from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
 from vllm.model_executor.model_loader.dummy_loader import DummyModelLoader
 from vllm.model_executor.models.utils import PPMissingLayer, StageMissingLayer
 
-from appliance.vllm_plugin.sm70 import activation
+from appliance.vllm_plugin.sm70 import activation, full_attention
 from appliance.vllm_plugin.sm70.checkpoint_layout import Absent, TensorCheck, canonical, shards_of, unmatched
 from appliance.vllm_plugin.sm70.linear_fp8 import KeptWeightMethod, Sm70Fp8Config, Sm70Fp8LinearMethod
 from appliance.vllm_plugin.sm70.lm_head import Sm70Fp8HeadMethod
@@ -62,6 +62,7 @@ class Sm70DummyLoader(DummyModelLoader):  # type: ignore[misc]
 def prepare(model: torch.nn.Module) -> None:
     """Tell a fresh model's layers what they cannot see for themselves, before its weights come."""
     activation.pair_gate_up(model)
+    full_attention.bind(model)
     for module in model.modules():
         if isinstance(module, GatedDeltaNetAttention):
             module.conv1d.quant_method = KeptWeightMethod()

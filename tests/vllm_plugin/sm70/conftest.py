@@ -77,7 +77,13 @@ def config(sm70: None, tmp_path: Path) -> Callable[..., Any]:
     enabled = [f"+{name}" for name in (*norms.CUSTOM_OPS, *activation.CUSTOM_OPS, *lm_head.CUSTOM_OPS)]
     number = itertools.count()
 
-    def make(checkpoint: Checkpoint, *, custom_ops: list[str] | None = None, load_format: str = "auto") -> Any:
+    def make(
+        checkpoint: Checkpoint,
+        *,
+        custom_ops: list[str] | None = None,
+        load_format: str = "auto",
+        additional: dict[str, Any] | None = None,
+    ) -> Any:
         folder = checkpoint.write(tmp_path / f"checkpoint-{next(number)}")
         model = ModelConfig(
             model=str(folder),
@@ -91,6 +97,7 @@ def config(sm70: None, tmp_path: Path) -> Callable[..., Any]:
             model_config=model,
             load_config=LoadConfig(load_format=load_format, use_tqdm_on_load=False),
             compilation_config=compilation,
+            additional_config=additional or {},
         )
 
     return make
