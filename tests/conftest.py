@@ -15,7 +15,7 @@ ENGINES = ("tests/system/engine/", "tests/system/containers/", "tests/cache/test
 """What starts real engines and containers, builds images, and shares both between tests."""
 
 
-class OneEngineAtATime(LoadScopeScheduling):
+class OneEngineAtATime(LoadScopeScheduling):  # type: ignore[misc]  # xdist has no types
     """One worker runs all that starts engines and containers, in order; the others take the rest file by file."""
 
     def _split_scope(self, nodeid: str) -> str:

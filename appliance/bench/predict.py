@@ -8,16 +8,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from appliance.bench import predict_parts, predict_published
-from appliance.bench.predict_parts import Part, chunk_shape, decode_shape
+from appliance.bench import predict_published
+from appliance.bench.predict_subject import workload
 from appliance.errors import ConfigurationError
+from sm70_kernels.predict.parts import Part, chunk_shape, decode_shape, decode_step, prefill_chunk
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from appliance.bench.predict_kernels import Kernels
     from appliance.bench.predict_published import Published
     from appliance.bench.predict_subject import Subject
+    from sm70_kernels.predict.parts import Kernels
 
     Model = Callable[[int, int], Kernels]
     """The kernels' model for so many rows, of which so many are sampled from (at least one)."""
@@ -106,27 +107,18 @@ def rows_wanted(subject: Subject, prompts: Sequence[int], concurrencies: Sequenc
 def decode(subject: Subject, context: int, concurrency: int, model: Model) -> Step:
     """Return a decode step, or a round where a draft is checked."""
     shape = decode_shape(context, concurrency, subject.drafted)
-    kernels = model(shape.rows, shape.rows)
-    parts = list(predict_parts.of_kernels(kernels, shape.logits))
-    parts += predict_parts.bounds(subject, shape, kernels.machine)
-    if subject.drafted:
-        (head,) = (part for part in parts if part.name == "head")
-        parts += predict_parts.draft(subject, shape, kernels.machine, head)
-    parts.append(predict_parts.gaps(parts, kernels.machine))
+    parts = decode_step(workload(subject), shape, model(shape.rows, shape.rows))
     told = [each for each in _told(subject, context, concurrency) if each.step_ms]
-    return Step(context, concurrency, shape.rows, tuple(parts), tuple(told))
+    return Step(context, concurrency, shape.rows, parts, tuple(told))
 
 
 def prefill(subject: Subject, context: int, model: Model) -> Prompt:
     """Return the prefill of one prompt, in chunks of the profile's budget."""
     parts: list[Part] = []
-    every = chunks(context, subject.budget)
+    every, served = chunks(context, subject.budget), workload(subject)
     for before, tokens in every:
-        last = before + tokens == context
-        shape, kernels = chunk_shape(before, tokens, last=last), model(tokens, 1)
-        mine = [*predict_parts.of_kernels(kernels, shape.logits)]
-        mine += predict_parts.bounds(subject, shape, kernels.machine)
-        parts += [*mine, predict_parts.gaps(mine, kernels.machine)]
+        shape = chunk_shape(before, tokens, last=before + tokens == context)
+        parts += prefill_chunk(served, shape, model(tokens, 1))
     told = tuple(each for each in _told(subject, context, 1) if each.prefill_tokens_per_s)
     return Prompt(context, len(every), tuple(_summed(parts)), told)
 

@@ -15,20 +15,9 @@ from appliance.profiles.schema import Figure
 FILE = CONFIG / "predictions.yaml"
 
 
-class Shapes(Strict):
-    """The target's shapes that a profile does not have, whole model."""
-
-    architecture: str
-    hidden: int
-    intermediate: int
-    query_heads: int
-    vocabulary: int
-
-
 class Data(Strict):
     """The file."""
 
-    model: Shapes
     peer_bandwidth: Figure
     collective_latency: Figure
     nvfp4_weight: Figure

@@ -1,6 +1,7 @@
-"""The kernels' own predictions: what `python -m sm70_kernels.model` prints, asked for once and then kept.
+"""The kernels' own predictions: what `python -m sm70_kernels.predict` prints, asked for once and then kept.
 
-It is run and not imported: the control plane depends on no kernel, and the sidecar's image has none.
+It is run in a process of its own: it takes minutes, and a time limit ends it. How a step is put together of what it
+printed is `sm70_kernels.predict.parts`, which is imported.
 """
 
 from __future__ import annotations
@@ -10,64 +11,21 @@ import importlib.util
 import json
 import subprocess
 import sys
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from appliance import whole_file
 from appliance.errors import CheckError
+from sm70_kernels.predict.parts import Kernels, Machine, Row
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Sequence
 
 PACKAGE = "sm70_kernels"
 TIMEOUT_S = 1800.0
 """Of one number of rows; a prompt of 2048 tokens takes minutes of one core."""
 
 _SOURCES = frozenset({".py", ".toml", ".cu", ".cuh"})
-
-
-@dataclass(frozen=True)
-class Row:
-    """One kernel of a step. `us` is one launch's; without `machine_code` it comes from a library's published rate."""
-
-    part: str
-    family: str
-    launches: int
-    us: float
-    roofline_us: float
-    machine_code: bool
-
-    @property
-    def ms(self) -> float:
-        """Of all its launches."""
-        return self.launches * self.us / 1e3
-
-
-@dataclass(frozen=True)
-class Machine:
-    """The model's constants that bounds need: GB/s, multiplications a microsecond, and microseconds a kernel."""
-
-    dram_bandwidth: float
-    products_a_us: float
-    start: float
-    gap: float
-
-    @classmethod
-    def of(cls, figures: Mapping[str, Mapping[str, Any]]) -> Machine:
-        """Take them from the model's table. Raises KeyError where one is missing."""
-        value = {name: float(row["value"]) for name, row in figures.items()}
-        # An m8n8k4 of a warp is four 8x8x4 products in four steps.
-        a_cycle = value["sms"] * value["sub_cores"] * 1024 / (4 * value["hmma_step"])
-        return cls(value["dram_bandwidth"], a_cycle * value["clock"] * 1e3, value["ramp"], value["gap"])
-
-
-@dataclass(frozen=True)
-class Kernels:
-    """What the kernels and the library take in one step, and the machine that this was predicted for."""
-
-    rows: tuple[Row, ...]
-    machine: Machine
 
 
 def predict(tokens: int, ranks: int, logits: int, families: Sequence[str], folder: Path) -> Kernels:

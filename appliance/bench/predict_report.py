@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from appliance.bench import predict_data
 from appliance.bench.predict import LACKS, Prompt, Step
-from appliance.bench.predict_parts import BOUND, GAP, KERNEL, LIBRARY, Basis, Part
+from sm70_kernels.predict.parts import BOUND, GAP, KERNEL, LIBRARY, Basis, Part
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -189,8 +189,7 @@ def _published(each: Published) -> dict[str, Any]:
 
 
 def _figures() -> dict[str, Any]:
-    record = predict_data.load().model_dump(mode="json")
-    return {name: value for name, value in record.items() if name != "model"}
+    return predict_data.load().model_dump(mode="json")
 
 
 def _rounded(value: float) -> float:

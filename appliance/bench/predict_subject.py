@@ -7,10 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 from appliance.bench import predict_data
 from appliance.errors import ConfigurationError
+from appliance.profiles.kv import state_bytes, token_bytes
+from sm70_kernels import qwen38
+from sm70_kernels.predict.parts import Draft, Workload
 
 if TYPE_CHECKING:
-    from appliance.bench.predict_data import Shapes
     from appliance.profiles.schema import DraftGeometry, Figure, Geometry, Profile
+
+GIB = 2**30
 
 FAMILIES = {"fp8_block": ("dense", "norm", "head"), "nvfp4": ("norm", "lm_head")}
 """Which parts the kernels' model tells, by the kind of the target's weights."""
@@ -33,23 +37,17 @@ class Subject:
     method: str | None
     drafted: int
     geometry: Geometry
-    model: Shapes
     draft: DraftGeometry | None
     draft_weights: Figure | None
-
-    @property
-    def layers(self) -> int:
-        """All of the target's."""
-        return self.geometry.layers_full_attention + self.geometry.layers_linear_attention
 
 
 def subject(profile: Profile) -> Subject:
     """Return it. Raises ConfigurationError for a profile that nothing is known of."""
-    model, arguments = predict_data.load().model, profile.arguments
-    if profile.engine != "v100" or model.architecture not in profile.architectures:
+    arguments = profile.arguments
+    if profile.engine != "v100" or qwen38.ARCHITECTURE not in profile.architectures:
         raise ConfigurationError(
             f"{profile.name} serves {' or '.join(profile.architectures) or 'any model'} on {profile.engine}; "
-            f"predictions are of {model.architecture} on V100s; name such a profile with --profile"
+            f"predictions are of {qwen38.ARCHITECTURE} on V100s; name such a profile with --profile"
         )
     if profile.model.kind not in FAMILIES:
         raise ConfigurationError(
@@ -67,9 +65,36 @@ def subject(profile: Profile) -> Subject:
         method=profile.draft.method if profile.draft else None,
         drafted=profile.draft.num_speculative_tokens if profile.draft else 0,
         geometry=profile.memory.geometry,
-        model=model,
         draft=profile.memory.draft,
         draft_weights=profile.memory.draft_weights,
+    )
+
+
+def workload(about: Subject) -> Workload:
+    """Return what of it the predicting model wants."""
+    data, geometry = predict_data.load(), about.geometry
+    return Workload(
+        ranks=about.ranks,
+        token_bytes=token_bytes(geometry.kv_heads, geometry.head_dim, about.kv_bytes, about.ranks),
+        state_bytes=state_bytes(
+            geometry, tensor_parallel_size=about.ranks, num_speculative_tokens=0, ssm_bytes=geometry.ssm_state_bytes
+        ),
+        weight_bytes=data.nvfp4_weight.value if about.kind == "nvfp4" else None,
+        draft=_draft(about),
+        peer_bandwidth=data.peer_bandwidth.value,
+        collective_latency=data.collective_latency.value,
+    )
+
+
+def _draft(about: Subject) -> Draft | None:
+    geometry, weights = about.draft, about.draft_weights
+    if not about.drafted or geometry is None or weights is None:
+        return None
+    return Draft(
+        layers=geometry.layers,
+        window=geometry.window,
+        token_bytes=token_bytes(geometry.kv_heads, geometry.head_dim, geometry.kv_bytes, about.ranks),
+        weight_bytes=weights.value * GIB - predict_data.load().draft_gathered.value,
     )
 
 

@@ -36,7 +36,7 @@ footer { color: var(--quiet); margin-top: 3rem; font-size: .85rem; }
 
 
 def page(results: Sequence[Result], roofline: Mapping[str, Any] | None = None, notes: Sequence[str] = ()) -> str:
-    """Return the page. `roofline` is what `python -m sm70_kernels.model --json` prints; `notes` go to the end."""
+    """Return the page. `roofline` is what `python -m sm70_kernels.predict --json` prints; `notes` go to the end."""
     return "\n".join(_page(results, roofline, notes)) + "\n"
 
 

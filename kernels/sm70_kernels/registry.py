@@ -8,7 +8,7 @@ being in capitals, headers name their template parameters in small letters.
     WIDE = Specialisation(RMS_NORM, {"THREADS": 320})
     sm70_kernels.launch.launch(WIDE, grid=tokens, args=(out, x, weight, hidden, eps, stride))
 
-The tables of what is built ahead of time live in the modules that `FAMILIES` names; each has
+The tables of what is built ahead of time are the families' `table.py` (`families.py` lists them); each has
 `SPECIALISATIONS: tuple[Specialisation, ...]` and imports no torch. A specialisation that is in none of them is compiled
 on its first launch.
 """
@@ -16,13 +16,14 @@ on its first launch.
 from __future__ import annotations
 
 import hashlib
-import importlib
 import json
 import re
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from sm70_kernels import families
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -32,13 +33,6 @@ CSRC = Path(__file__).resolve().parent.parent / "csrc"
 
 FLAGS = ("--gpu-architecture=sm_70", "-std=c++17", "--ptxas-options=-v")
 """One compilation yields the sm_70 cubin, its PTX (target sm_70: any newer GPU may compile it) and ptxas' figures."""
-
-FAMILIES: tuple[str, ...] = (
-    "sm70_kernels.heuristics.hardware",
-    "sm70_kernels.heuristics.elementwise",
-    "sm70_kernels.heuristics.dense",
-)
-"""Modules with a table `SPECIALISATIONS`, in the order in which they are built."""
 
 PARAMETER_BYTES = {"P": 8, "q": 8, "Q": 8, "i": 4, "I": 4, "f": 4}
 """Letters of a kernel's signature, as `struct` writes them: pointer, 64-bit and 32-bit integers, float."""
@@ -104,7 +98,7 @@ class Specialisation:
 @cache
 def registered() -> tuple[Specialisation, ...]:
     """Return every specialisation that is built ahead of time, in the families' order."""
-    found = [spec for family in FAMILIES for spec in importlib.import_module(family).SPECIALISATIONS]
+    found = [spec for table in families.modules("table") for spec in table.SPECIALISATIONS]
     kernels: dict[str, Kernel] = {}
     for spec in found:
         assert kernels.setdefault(spec.kernel.name, spec.kernel) == spec.kernel, f"two kernels {spec.kernel.name}"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from sm70_kernels import shapes
+from sm70_kernels.cases import cases
 from sm70_kernels.errors import KernelError
 from sm70_kernels.proof.prove import prove
 from sm70_kernels.proof.subject import subjects
@@ -53,7 +53,7 @@ def _test(subject: Subject, device: torch.device) -> Result:
     def failed(reason: str, detail: str) -> Result:
         return Result(subject.operator, False, reason, detail, worst, done)
 
-    for case in shapes.cases(subject.operator, "selftest"):
+    for case in cases(subject.operator, "selftest"):
         try:
             outcome = prove(subject, case, device, REPEATS)
         except KernelError as error:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from appliance.bench.result import (
     Contract,
@@ -25,6 +25,14 @@ if TYPE_CHECKING:
 
 def trace(samples: Sequence[float], label: str = "1", metric: Metric = "decode_step_ms") -> Trace:
     return Trace(metric=metric, label=label, stats=Stats.of(samples), samples=tuple(samples))
+
+
+KINDS: dict[str, Literal["decode", "serve", "stream"]] = {
+    "stable_decode_steps": "decode",
+    "serving": "serve",
+    "token_stream": "stream",
+}
+"""The verb that measures it."""
 
 
 def decode(*traces: Sequence[float], **workload: Any) -> Result:
@@ -74,7 +82,7 @@ def made(
         **workload,
     }
     return Result(
-        kind={"stable_decode_steps": "decode", "serving": "serve", "token_stream": "stream"}[measured],
+        kind=KINDS[measured],
         at=datetime(2026, 11, 29, 12, tzinfo=UTC),
         title="made up",
         screen=screen,

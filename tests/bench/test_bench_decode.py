@@ -10,7 +10,7 @@ import pytest
 from aiohttp import web
 
 from appliance import cli
-from appliance.bench import decode, run_directory, traces
+from appliance.bench import decode, prompts, run_directory, traces
 from appliance.bench import result as results
 from appliance.health import rundir
 from tests.bench import bench_samples as samples
@@ -125,7 +125,7 @@ def test_prompts_are_new_for_every_repeat_and_the_same_when_cached(run_dir: Path
         with running(engine):
             assert bench(engine, run_dir, *words) == 0
         assert len({tuple(body["prompt"]) for body in engine.bodies}) == kinds
-        known = set(tokens_of(" ".join(decode.prompts.WORDS)))
+        known = set(tokens_of(" ".join(prompts.WORDS)))
         assert {token for body in engine.bodies for token in body["prompt"]} <= known
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from types import SimpleNamespace
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import pynvml
@@ -12,6 +12,7 @@ import pytest
 from appliance.bench import client, environment, run_directory
 from appliance.bench.environment_clocks import watching
 from appliance.bench.result import Speculation
+from appliance.errors import ConfigurationError
 from appliance.health import rundir
 
 if TYPE_CHECKING:
@@ -126,15 +127,19 @@ def test_a_record_that_is_no_plan_is_none(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("url", ["ftp://x", "http://", "http://x:port", "http://u@x", "http://x?y", "http://x:0"])
 def test_an_address_that_is_none(url: str) -> None:
-    with pytest.raises(client.ConfigurationError, match="wanted http://HOST:PORT"):
+    with pytest.raises(ConfigurationError, match="wanted http://HOST:PORT"):
         client.settle(asked(url=url), {})
 
 
-class Nvml(SimpleNamespace):
+class Nvml(ModuleType):
     """One GPU whose driver refuses one question."""
 
     NVMLError = pynvml.NVMLError
     NVML_CLOCK_SM, NVML_CLOCK_MEM, NVML_TEMPERATURE_GPU = 1, 2, 0
+
+    def __init__(self, **answers: Any) -> None:
+        super().__init__("pynvml")
+        vars(self).update(answers)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("nvmlClocksThrottleReason"):

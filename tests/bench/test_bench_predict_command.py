@@ -217,13 +217,23 @@ def test_a_model_that_was_killed_is_told_by_its_status(monkeypatch: pytest.Monke
 
 def test_a_model_that_hangs_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     said = fail(monkeypatch, "import time; time.sleep(3600)", timeout=0.2)
-    assert said == "`python -m sm70_kernels.model --json` has not ended after 0.2 s; run it alone to see why"
+    assert said == "`python -m sm70_kernels.predict --json` has not ended after 0.2 s; run it alone to see why"
 
 
 def test_where_no_kernels_are_one_line_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(predict_kernels, "PACKAGE", "nonesuch_kernels")
     with pytest.raises(CheckError, match="package nonesuch_kernels is not installed here"):
         predict_kernels.source_hash()
+
+
+def test_the_command_without_kernels_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # As in the sidecar's image: the package is not there at all.
+    monkeypatch.setitem(sys.modules, "sm70_kernels", None)
+    assert command("--profile", "qwen38_27b_fp8_c32", "--context", "1024", "--concurrency", "1", "--decode-only") == 1
+    (said,) = capsys.readouterr().err.splitlines()
+    assert said == "appliance: the Python package sm70_kernels is not installed here; predict where the engine is"
 
 
 def test_other_json_is_refused() -> None:

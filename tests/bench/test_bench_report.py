@@ -19,6 +19,8 @@ from tests.bench import bench_samples as samples
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from appliance.bench.result import Result
+
 MODEL = {
     "provenance": "predicted",
     "predictions": [
@@ -49,7 +51,7 @@ class Page(HTMLParser):
         return " ".join(" ".join(self.words).split())
 
 
-def sweep() -> list[report.Result]:
+def sweep() -> list[Result]:
     return [
         samples.decoded(1, 2048, 60.0),
         samples.decoded(8, 2048, 400.0),
@@ -138,7 +140,7 @@ def test_every_plot_has_a_name_and_is_well_formed() -> None:
 
 
 def test_points_of_one_line_differ_in_one_thing_alone() -> None:
-    def other(concurrency: int, rate: float) -> report.Result:
+    def other(concurrency: int, rate: float) -> Result:
         told = samples.decoded(concurrency, 2048, rate)
         environment = told.environment.model_copy(update={"profile": "qwen38_27b_nvfp4_dflash2"})
         return told.model_copy(update={"environment": environment})

@@ -16,6 +16,7 @@ import pytest
 from appliance import cli
 from appliance.bench import client, serve
 from appliance.bench import result as results
+from appliance.bench.options import Load
 from appliance.bench.progress import Lines, Silent
 from appliance.errors import CheckError
 from tests.bench import bench_samples as samples
@@ -27,10 +28,10 @@ if TYPE_CHECKING:
 TARGET = client.Target("http://127.0.0.1:9", "sk-secret", Path("/nonexistent"), {})
 
 
-def small(**changes: Any) -> serve.Load:
+def small(**changes: Any) -> Load:
     told: dict[str, Any] = {"input_tokens": 64, "output_tokens": 5, "concurrency": 2, "requests": 3}
     rest = {"repeats": 1, "seed": 1234, "sampling": dict(serve.CONTRACT.sampling), "cached": False}
-    return serve.Load(**{**told, **rest, **changes})
+    return Load(**{**told, **rest, **changes})
 
 
 @pytest.fixture
@@ -67,7 +68,7 @@ write({"duration": 2.0, "input_lens": [int(arguments["--random-input-len"])] * n
 """
 
 
-def measured(load: serve.Load, silence_s: float = 20.0, progress: Any = None) -> dict[str, Any]:
+def measured(load: Load, silence_s: float = 20.0, progress: Any = None) -> dict[str, Any]:
     return serve.measure(TARGET, MODEL, Path("/models/qwen"), load, progress or Silent(), silence_s)
 
 
@@ -108,7 +109,7 @@ def test_the_childs_environment_has_the_key_and_no_proxy() -> None:
 )
 def test_whatever_departs_from_the_contract_is_a_screen(changes: dict[str, Any], told: str) -> None:
     contract = {name: getattr(serve.CONTRACT, name) for name in serve.CONTRACT.__dataclass_fields__}
-    assert serve.departures(serve.Load(**{**contract, **changes})) == told
+    assert serve.departures(Load(**{**contract, **changes})) == told
 
 
 def test_vllms_result_is_read_and_its_progress_shown(child: Any) -> None:
@@ -172,7 +173,7 @@ def test_a_benchmark_that_is_ended_takes_its_child_along(tmp_path: Path) -> None
     assert not child.is_running()
 
 
-def served(load: serve.Load, counters: dict[str, float] | None = None, **changes: Any) -> serve.Served:
+def served(load: Load, counters: dict[str, float] | None = None, **changes: Any) -> serve.Served:
     raw = samples.serving(load, [50.0] * (load.requests * (load.output_tokens - 1)), 2.0)
     return serve.Served(load, {**raw, **changes}, counters or {})
 

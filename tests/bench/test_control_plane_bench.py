@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -168,14 +170,14 @@ def test_the_real_sidecar_is_measured_and_nothing_is_left_running(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     started = []
-    popen = sidecar.subprocess.Popen
+    popen = subprocess.Popen
 
-    def kept(*command: object, **more: object) -> object:
-        started.append(popen(*command, **more))  # type: ignore[call-overload]
+    def kept(*command: Any, **more: Any) -> subprocess.Popen[Any]:
+        started.append(popen(*command, **more))
         return started[-1]
 
-    monkeypatch.setattr(sidecar.subprocess, "Popen", kept)
-    monkeypatch.setattr(sidecar.os, "cpu_count", lambda: 1)
+    monkeypatch.setattr(subprocess, "Popen", kept)
+    monkeypatch.setattr(os, "cpu_count", lambda: 1)
     figures = {figure.name: figure for figure in sidecar.measure(tmp_path, 8, control_plane.environment(tmp_path))}
     assert figures["sidecar health, every core busy, p99"].limit == 0.02
     assert 1e7 < figures["sidecar resident memory"].value <= figures["sidecar resident memory, peak"].value < 120e6

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from appliance.cache import archive, durable
+from appliance.cache import archive
 from appliance.cache.place import Place
 from appliance.cache.stamp import Stamp, Stamped
 from appliance.cache.store import Store
@@ -50,7 +50,8 @@ def nothing_came(root: Path) -> None:
 
 @pytest.mark.parametrize("name", ["a.tar", "a.tar.gz", "a.tgz"])
 def test_what_is_exported_and_imported_is_warm_with_its_tokens(root: Path, tmp_path: Path, name: str) -> None:
-    store, file, seen = sealed(root), tmp_path / name, []
+    store, file = sealed(root), tmp_path / name
+    seen: list[int] = []
     out = archive.export(store, KEY, file, seen.append)
     size = sum(map(len, ARTEFACTS.values()))
     assert (out.key, out.files, out.size_bytes, out.already_there) == (KEY, 4, size, False)
@@ -139,7 +140,7 @@ def test_a_full_disk_leaves_nothing_half_done(
         real(descriptor)
 
     with monkeypatch.context() as patch:
-        patch.setattr(durable.os, "fsync", full)
+        patch.setattr(os, "fsync", full)
         with pytest.raises(CheckError, match="No space"):
             archive.export(store, KEY, tmp_path / "b.tar") if where == "export" else archive.import_(store, made)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["cache", "made.tar"]

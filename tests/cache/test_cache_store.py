@@ -62,7 +62,8 @@ def test_a_sealed_generation_is_warm_with_its_tokens_and_every_byte(tmp_path: Pa
 
 
 def test_opening_reports_every_byte_that_it_reads(tmp_path: Path) -> None:
-    store, seen = sealed(tmp_path), []
+    store = sealed(tmp_path)
+    seen: list[int] = []
     with store.open(KEY, PARTS, seen=seen.append):
         assert sum(seen) == sum(map(len, ARTEFACTS.values()))
 
@@ -227,7 +228,8 @@ def _die_sealing(root: Path) -> None:
 
     with held(root) as lease:
         fill(lease.folder)
-        scan.hash_file = die
+        monkeypatch = pytest.MonkeyPatch()
+        monkeypatch.setattr(scan, "hash_file", die)
         lease.seal(TOKENS)
 
 
@@ -321,7 +323,8 @@ def test_tokens_of_the_first_seal_stand_and_a_stamp_without_them_takes_them_late
     with held(tmp_path) as lease:
         fill(lease.folder)
         assert lease.seal(None).sealed
-        assert lease.tokens is None
+        unsealed = lease.tokens
+        assert unsealed is None
         assert lease.seal([1]).sealed
         assert lease.seal([2]).sealed
         assert lease.tokens == [1]

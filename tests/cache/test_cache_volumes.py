@@ -74,7 +74,7 @@ class Double:
 class DoubleVolume:
     def __init__(self, daemon: Double, name: str, labels: dict[str, str] | None) -> None:
         self.daemon, self.name = daemon, name
-        self.attrs = {"Driver": "local", "CreatedAt": "2026-11-29T10:00:00Z", "Labels": labels}
+        self.attrs: dict[str, Any] = {"Driver": "local", "CreatedAt": "2026-11-29T10:00:00Z", "Labels": labels}
 
     def remove(self) -> None:
         del self.daemon.kept[self.name]

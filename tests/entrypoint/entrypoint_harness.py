@@ -79,7 +79,8 @@ class Started:
 
     def kill(self) -> None:
         left = self.tree() if self.process.poll() is None else []
-        for process in [self.process, *left]:
+        self.process.kill()
+        for process in left:
             process.kill()
         self.process.wait()
         self.output.close()

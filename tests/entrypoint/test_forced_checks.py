@@ -28,7 +28,7 @@ def plan(folder: Path, **options: str) -> Plan:
     return resolve(
         Request(
             options={"state_dir": str(folder), **options},
-            passthrough=[],
+            passthrough=(),
             environ={},
             machine=recorded.load(TOPOLOGIES / "none.json"),
             cwd=folder,

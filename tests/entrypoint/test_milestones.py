@@ -115,7 +115,8 @@ def test_the_mistake_of_a_client_an_hour_ago_is_not_why_the_engine_died() -> Non
     now = 0.0
     errors = Errors(clock=lambda: now)
     errors.see(read("ERROR: ValueError: max_tokens must be positive"))
-    assert errors.best is not None
+    mistake = errors.best
+    assert mistake is not None
     now = 3600.0
     assert errors.best is None
     errors.see(read("ERROR 11-29 12:00:00 [x.py:1] torch.AcceleratorError: CUDA error: unspecified launch failure"))

@@ -18,11 +18,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from sm70_kernels import shapes
-from sm70_kernels.heuristics import elementwise
+import sm70_kernels.activation.reference as gates
+import sm70_kernels.norm.reference as norms
+from sm70_kernels.cases import Case
+from sm70_kernels.cases import cases as cases_of
 from sm70_kernels.launch import launch, launcher
+from sm70_kernels.norm import table
 from sm70_kernels.proof.subject import copied, subjects
-from sm70_kernels.reference import elementwise as reference
 from sm70_kernels.timing import copy_bandwidth, graph_microseconds, host_microseconds, rotations
 
 if TYPE_CHECKING:
@@ -33,7 +35,8 @@ if TYPE_CHECKING:
 
 GPU = torch.device("cuda")
 OPERATORS = ("rms_norm", "add_rms_norm", "gated_rms_norm", "qk_norm_mrope", "silu_and_mul", "sigmoid_gate")
-COMPILED = {name: torch.compile(getattr(reference, name), dynamic=True) for name in OPERATORS}
+REFERENCES = {name: function for module in (norms, gates) for name, function in vars(module).items()}
+COMPILED = {name: torch.compile(REFERENCES[name], dynamic=True) for name in OPERATORS}
 
 
 def ours(operator: str, arguments: Arguments) -> Call:
@@ -105,7 +108,7 @@ RIVALS = {
 }
 
 
-def measure(operator: str, case: shapes.Case, bandwidth: float) -> dict[str, Any]:
+def measure(operator: str, case: Case, bandwidth: float) -> dict[str, Any]:
     """Return the µs of each rival for one case, and the share of the copy bandwidth."""
     subject = subjects()[operator]
     moved = subject.moved_bytes(case)
@@ -127,9 +130,9 @@ def measure(operator: str, case: shapes.Case, bandwidth: float) -> dict[str, Any
 
 def overheads() -> dict[str, float]:
     """Return the host's µs: of the call into the driver, of a launch, of an operator, and of torch's own operators."""
-    x, weight, eps = subjects()["rms_norm"].inputs(shapes.cases("rms_norm", "selftest")[0], GPU)
+    x, weight, eps = subjects()["rms_norm"].inputs(cases_of("rms_norm", "selftest")[0], GPU)
     out = torch.empty_like(x)
-    spec = elementwise.rms_norm(x.shape[-1], True, 0)
+    spec = table.rms_norm(x.shape[-1], True, 0)
     assert spec is not None
     arguments = (out, 0, x, 0, weight, x.shape[0], x.shape[-1], x.stride(0), 0, eps)
     launch(spec, x.shape[0], arguments)
@@ -175,7 +178,7 @@ def main() -> int:
     print(f"{'µs':76} {'share':>6} {'copy':>6} " + " ".join(f"{name:>8}" for name in (*RIVALS, "copy")))
     absent: dict[str, str] = {}
     for operator in OPERATORS:
-        for case in shapes.cases(operator, "benchmark"):
+        for case in cases_of(operator, "benchmark"):
             row = measure(operator, case, bandwidth)
             record["cases"].append(row)
             absent |= {f"{operator}, {name}": why for name, why in row["absent"].items()}

@@ -18,15 +18,15 @@ from unittest import mock
 
 import torch
 
-from sm70_kernels import shapes
 from sm70_kernels.build import store
+from sm70_kernels.cases import cases as cases_of
 from sm70_kernels.launch import launcher
 from sm70_kernels.proof.prove import exact, relative_error
 from sm70_kernels.proof.sanitizer import announcement
 from sm70_kernels.proof.subject import Subject, as_tuple, copied, subjects
 
 if TYPE_CHECKING:
-    from sm70_kernels.shapes import Case
+    from sm70_kernels.cases import Case
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 
@@ -41,7 +41,7 @@ PAUSE = 0.05
 def chosen(subject: Subject) -> list[Case]:
     """Return the small cases, and of those that differ in their tokens only the first."""
     found: dict[tuple[tuple[str, int], ...], Case] = {}
-    for case in shapes.cases(subject.operator, "suite"):
+    for case in cases_of(subject.operator, "suite"):
         if case.sizes.get("tokens", 1) <= MOST_TOKENS and subject.moved_bytes(case) <= MOST_BYTES:
             found.setdefault(tuple(sorted((key, size) for key, size in case.sizes.items() if key != "tokens")), case)
     return list(found.values())

@@ -7,14 +7,15 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from sm70_kernels import shapes
-from sm70_kernels.heuristics.dense import EXPAND_FROM, INVARIANT_ROWS, candidates, layer_of
-from sm70_kernels.operators import dense
+from sm70_kernels.cases import Case
+from sm70_kernels.dense import operator as dense
+from sm70_kernels.dense import tune as tuning
+from sm70_kernels.dense.cases import FORMS, dense_layers
+from sm70_kernels.dense.table import EXPAND_FROM, INVARIANT_ROWS, candidates, layer_of
 from sm70_kernels.proof.prove import relative_error
 from sm70_kernels.proof.subject import subjects
-from sm70_kernels.shapes import Case
-from sm70_kernels.tuning import dense as tuning
-from sm70_kernels.tuning.record import choices, dump, parse
+from sm70_kernels.registry import source_hash
+from sm70_kernels.tuning.record import Record, dump, parse
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,8 +23,8 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.gpu
 
 GPU = torch.device("cuda")
-LAYERS = shapes.dense_layers(4)
-SHORT = shapes.DENSE_FORMS
+LAYERS = dense_layers(4)
+SHORT = FORMS
 
 
 def layer(rows: int, n: int, k: int, gated: bool) -> tuple[Callable[..., torch.Tensor], tuple[Any, ...]]:
@@ -120,8 +121,9 @@ def test_both_ways_agree_where_they_meet() -> None:
 
 def test_tuning_gives_a_record_that_may_be_adopted() -> None:
     told: list[str] = []
-    found = tuning.tune([tuning.Shape(*SHORT["plain"])], GPU, told.append)
+    found = tuning.tune_layers([tuning.Shape(*SHORT["plain"])], GPU, told.append)
     assert len(told) == len(tuning.BUCKETS) + 1
-    assert all(time > 0 for timing in found.timings for time in timing.microseconds)
-    adopted = choices(parse(dump(found)), torch.cuda.get_device_name())
+    assert all(time > 0 for timing in found["timings"] for time in timing.microseconds)
+    card = torch.cuda.get_device_name()
+    adopted = tuning.choices(parse(dump(Record(card, source_hash(), found))), card)
     assert len(adopted.tactics) == len(tuning.BUCKETS)

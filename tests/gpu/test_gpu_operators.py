@@ -7,18 +7,18 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from sm70_kernels import selftest, shapes
+from sm70_kernels import selftest
+from sm70_kernels.cases import cases as cases_of
 from sm70_kernels.proof.prove import prove
 from sm70_kernels.proof.subject import subjects
 
 if TYPE_CHECKING:
-    from conftest import Findings
-
-    from sm70_kernels.shapes import Case
+    from sm70_kernels.cases import Case
+    from tests.gpu.conftest import Findings
 
 pytestmark = pytest.mark.gpu
 
-CASES = [case for operator in subjects() for case in shapes.cases(operator, "suite")]
+CASES = [case for operator in subjects() for case in cases_of(operator, "suite")]
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)

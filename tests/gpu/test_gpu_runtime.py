@@ -10,18 +10,21 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from sm70_kernels import shapes
+from sm70_kernels import qwen38
+from sm70_kernels.activation import table as gates
 from sm70_kernels.build import store
+from sm70_kernels.cases import Case
+from sm70_kernels.cases import cases as cases_of
 from sm70_kernels.errors import KernelError
-from sm70_kernels.heuristics import elementwise
 from sm70_kernels.launch import launcher
+from sm70_kernels.norm.table import MANY_ROWS
 from sm70_kernels.proof.prove import same_bits
 from sm70_kernels.proof.subject import as_tuple, subjects
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from conftest import Findings
+    from tests.gpu.conftest import Findings
 
 pytestmark = pytest.mark.gpu
 
@@ -29,7 +32,7 @@ OPERATORS = [name for name in subjects() if hasattr(torch.ops.sm70, name)]
 
 
 def arguments_of(operator: str, case: int = 0) -> tuple[Any, ...]:
-    return subjects()[operator].inputs(shapes.cases(operator, "selftest")[case], torch.device("cuda"))
+    return subjects()[operator].inputs(cases_of(operator, "selftest")[case], torch.device("cuda"))
 
 
 @pytest.mark.parametrize("operator", OPERATORS)
@@ -101,9 +104,9 @@ def test_rows_do_not_depend_on_what_runs_beside_them() -> None:
 
 
 def test_rows_taken_several_at_once_have_the_bits_of_rows_alone() -> None:
-    many = 2 * (elementwise.MANY_ROWS // 2) + 1
+    many = 2 * (MANY_ROWS // 2) + 1
     x, weight, eps = subjects()["rms_norm"].inputs(
-        shapes.Case("rms_norm", {"tokens": many, "hidden": shapes.HIDDEN}), torch.device("cuda")
+        Case("rms_norm", {"tokens": many, "hidden": qwen38.HIDDEN}), torch.device("cuda")
     )
     together = torch.ops.sm70.rms_norm(x, weight, eps)
     halves = [torch.ops.sm70.rms_norm(part, weight, eps) for part in x.tensor_split(2)]
@@ -123,7 +126,7 @@ def test_a_position_outside_the_table_reads_its_nearest_row() -> None:
 def test_a_damaged_file_is_refused_before_it_reaches_the_driver(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    spec = elementwise.gate(True, silu=True)
+    spec = gates.gate(True, silu=True)
     built = store.prebuilt(store.prebuilt_folder())
     if built is None or spec.name not in built.kernels:
         pytest.skip("no prebuilt kernels here")

@@ -113,7 +113,7 @@ def test_a_build_reads_what_compose_would_read(
     programs.mkdir()
     (programs / "docker").write_text('#!/bin/sh\n[ "$1 $2" != "buildx build" ] || printf "%s\\n" "$@"\n')
     (programs / "docker").chmod(0o755)
-    command = [checkout / "config" / "image" / "build.sh", "sidecar", "of-a-test:sidecar"]
+    command: list[str | Path] = [checkout / "config" / "image" / "build.sh", "sidecar", "of-a-test:sidecar"]
     path = {"PATH": f"{programs}:/usr/local/bin:/usr/bin:/bin"}
     done = subprocess.run(command, env={**path, **environment}, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stderr) == (0, "")

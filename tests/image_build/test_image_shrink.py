@@ -120,4 +120,4 @@ def test_a_shrunk_library_of_cuda_loads(tmp_path: Path, gpu: int) -> None:
     found = shrink.shrink(target, gpu)
     assert found is not None
     assert found.after < found.before
-    assert ctypes.CDLL(str(target)).cuFileDriverOpen
+    assert hasattr(ctypes.CDLL(str(target)), "cuFileDriverOpen")

@@ -6,21 +6,22 @@ What this cannot show is left to tests/gpu: that the assembler made of it what w
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
 
-from sm70_kernels import shapes
-from sm70_kernels.heuristics import elementwise, hardware
-from sm70_kernels.operators import gates, norms, rotary
-from sm70_kernels.proof import hardware as questions
+from sm70_kernels.activation import operator as gates
+from sm70_kernels.cases import Case
+from sm70_kernels.cases import cases as cases_of
+from sm70_kernels.device_checks import subject as questions
+from sm70_kernels.device_checks import table as hardware
+from sm70_kernels.norm import operator as norms
+from sm70_kernels.norm import operator as rotary
+from sm70_kernels.norm import table as elementwise
 from sm70_kernels.proof.prove import prove, same_bits
 from sm70_kernels.proof.subject import as_tuple, subjects
 from tests.kernels.kernel_emulation import COMPILER, Emulator
-
-if TYPE_CHECKING:
-    from sm70_kernels.shapes import Case
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="no g++ to emulate device code with")
 
@@ -55,9 +56,7 @@ def emulator(tmp_path_factory: pytest.TempPathFactory) -> Emulator:
     return Emulator(tmp_path_factory.mktemp("emulated"))
 
 
-@pytest.mark.parametrize(
-    "case", [shapes.Case(operator, sizes) for operator, sizes in CHOSEN], ids=lambda case: case.name
-)
+@pytest.mark.parametrize("case", [Case(operator, sizes) for operator, sizes in CHOSEN], ids=lambda case: case.name)
 def test_a_kernel_computes_its_reference(case: Case, emulator: Emulator, monkeypatch: pytest.MonkeyPatch) -> None:
     def run(*arguments: Any) -> Any:
         # Another order of the threads each time: where a barrier is missing, results differ from run to run.
@@ -80,7 +79,7 @@ def test_a_kernel_computes_its_reference(case: Case, emulator: Emulator, monkeyp
 def test_rows_taken_several_at_once_have_the_bits_of_rows_alone(
     operator: str, sizes: dict[str, int], emulator: Emulator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    case = shapes.Case(operator, sizes)
+    case = Case(operator, sizes)
     monkeypatch.setattr(norms, "launch", emulator.launch)
     alone = as_tuple(ON_GPU[operator](*subjects()[operator].inputs(case, CPU)))
     monkeypatch.setattr(elementwise, "MANY_ROWS", 2)
@@ -90,16 +89,14 @@ def test_rows_taken_several_at_once_have_the_bits_of_rows_alone(
 
 
 def test_the_lane_maps_load_and_store_a_product(emulator: Emulator) -> None:
-    a, b = questions._products(shapes.Case("mma_lanes", {"seed": 1}), CPU)
+    a, b = questions._products(Case("mma_lanes", {"seed": 1}), CPU)
     c = torch.full((4, 8, 8), float("nan"))
     emulator.launch(hardware.MMA_LANES, 1, (c, a, b))
     assert torch.allclose(c, a.float() @ b.float(), rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("case", shapes.cases("barrier_control", "suite"), ids=str)
-def test_warps_hand_over_through_two_buffers(
-    case: shapes.Case, emulator: Emulator, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("case", cases_of("barrier_control", "suite"), ids=str)
+def test_warps_hand_over_through_two_buffers(case: Case, emulator: Emulator, monkeypatch: pytest.MonkeyPatch) -> None:
     x, named = questions._handed(case, CPU)
     for seed in range(5):
         emulator.seed = seed

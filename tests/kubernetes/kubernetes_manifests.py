@@ -55,6 +55,7 @@ def pod(overlay: str) -> Object:
 
 def container(overlay: str, name: str) -> Object:
     spec = pod(overlay)
+    found: Object
     (found,) = (each for each in (*spec["initContainers"], *spec["containers"]) if each["name"] == name)
     return found
 

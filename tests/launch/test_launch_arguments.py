@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from appliance.errors import ConfigurationError
 from appliance.launch import arguments, options
+from appliance.paths import ROOT
 
 SOURCE = "somewhere"
 
@@ -21,7 +22,7 @@ def value(name: str, raw: object) -> Any:
 
 def test_the_table_is_of_the_release_that_is_pinned() -> None:
     assert json.loads(arguments.TABLE.read_text())["vllm"] == arguments.VLLM
-    assert f'"vllm=={arguments.VLLM}"' in (arguments.CONFIG.parent / "pyproject.toml").read_text()
+    assert f'"vllm=={arguments.VLLM}"' in (ROOT / "pyproject.toml").read_text()
 
 
 @pytest.mark.parametrize(

@@ -36,8 +36,9 @@ def build(
     )
 
 
-def values(user: Mapping[str, str] = {}, **options: bool) -> dict[str, str]:
-    return {name: sourced.value for name, sourced in build(user, **options)[0].items()}
+def values(user: Mapping[str, str] = {}, *, offline: bool = False, require: bool = False) -> dict[str, str]:
+    built, _ = build(user, offline=offline, require=require)
+    return {name: sourced.value for name, sourced in built.items()}
 
 
 def test_every_folder_is_under_the_one_that_may_be_written() -> None:

@@ -9,6 +9,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from selenium.webdriver.remote.command import Command
 
 from appliance import paths
 from appliance.acceleration import report
@@ -94,7 +95,7 @@ def opened(chromium: Chrome, url: str, *, width: int = 1100, dark: bool = False)
     scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
     chromium.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [scheme]})
     for kind in ("browser", "performance"):
-        chromium.get_log(kind)
+        logged(chromium, kind)
     chromium.get(url)
 
 
@@ -110,9 +111,15 @@ def until(true: Callable[[], Any], seconds: float = 30.0) -> None:
         time.sleep(0.1)
 
 
+def logged(chromium: Chrome, kind: str) -> list[dict[str, Any]]:
+    """What was logged since it was last asked for; Chrome.get_log, which has no types."""
+    entries: list[dict[str, Any]] = chromium.execute(Command.GET_LOG, {"type": kind})["value"]
+    return entries
+
+
 def asked(chromium: Chrome) -> set[str]:
     """The addresses of every request of the page."""
-    events = (json.loads(entry["message"])["message"] for entry in chromium.get_log("performance"))
+    events = (json.loads(entry["message"])["message"] for entry in logged(chromium, "performance"))
     return {event["params"]["request"]["url"] for event in events if event["method"] == "Network.requestWillBeSent"}
 
 
@@ -171,7 +178,7 @@ def test_everything_is_on_the_page_and_nothing_from_elsewhere(
     assert chromium.execute_script("return document.querySelectorAll('svg.board line').length") == 12
     assert chromium.execute_script("return document.querySelector('svg.board').getBoundingClientRect().width") > 200
     assert all(url.startswith((sidecar.url, "data:")) for url in asked(chromium))
-    assert chromium.get_log("browser") == []
+    assert logged(chromium, "browser") == []
 
 
 def test_figures_refresh_and_the_tables_follow(chromium: Chrome, sidecar: Sidecar, put: Put, run_dir: Path) -> None:
@@ -188,7 +195,7 @@ def test_figures_refresh_and_the_tables_follow(chromium: Chrome, sidecar: Sideca
     put(acceleration=degraded())
     until(lambda: "19 of 20 expected fast paths are on" in text(chromium))
     assert "degraded" in chromium.execute_script("return document.getElementById('phase').className")
-    assert chromium.get_log("browser") == []
+    assert logged(chromium, "browser") == []
 
 
 def test_a_sidecar_that_is_gone_is_said(chromium: Chrome, sidecar: Sidecar, put: Put) -> None:
@@ -251,7 +258,7 @@ def test_a_hostile_name_is_a_name(chromium: Chrome, sidecar: Sidecar, put: Put) 
     assert HOSTILE in text(chromium, "[data-live=reason]")
     assert chromium.title == f"loading – {HOSTILE}"
     assert chromium.execute_script("return document.images.length") == 0
-    assert chromium.get_log("browser") == []
+    assert logged(chromium, "browser") == []
 
 
 def test_the_policy_stops_what_escaping_would_miss(chromium: Chrome, sidecar: Sidecar, put: Put) -> None:
@@ -262,7 +269,7 @@ def test_the_policy_stops_what_escaping_would_miss(chromium: Chrome, sidecar: Si
         "document.body.append(s);"
         "const i = document.createElement('img'); i.src = 'http://127.0.0.1:9/x'; document.body.append(i);"
     )
-    until(lambda: any("Content Security Policy" in entry["message"] for entry in chromium.get_log("browser")))
+    until(lambda: any("Content Security Policy" in entry["message"] for entry in logged(chromium, "browser")))
     assert chromium.title.startswith("ready")
 
 

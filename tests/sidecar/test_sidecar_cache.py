@@ -287,7 +287,7 @@ def test_a_wrong_token_is_refused_and_logged_without_it(
     origin=st.none() | st.text(alphabet="htps:/.[]@%a1", max_size=20),
 )
 def test_no_header_writes_or_breaks(authorization: bytes, origin: str | None, ask: Asker) -> None:
-    scope = {
+    scope: dict[str, Any] = {
         "type": "http",
         "method": "POST",
         "path": "/v1/cache/prune",
@@ -295,7 +295,7 @@ def test_no_header_writes_or_breaks(authorization: bytes, origin: str | None, as
         "client": None,
     }
     if origin is not None:
-        scope["headers"].append((b"origin", origin.encode()))  # type: ignore[attr-defined]
+        scope["headers"].append((b"origin", origin.encode()))
     sent: list[Any] = []
 
     async def send(message: Any) -> None:

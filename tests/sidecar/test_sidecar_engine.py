@@ -9,6 +9,7 @@ import os
 import socket
 import threading
 import time
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
 
@@ -173,7 +174,7 @@ def test_a_hung_engine_hangs_no_answer(engine: FakeEngine, run_dir: Path) -> Non
     with services.running():
         assert answer(services, ask=False).json()["stale"] is False
         engine.release.clear()
-        services.engine.known = asked.replace(services.engine.known, at=time.monotonic() - 60)
+        services.engine.known = replace(services.engine.known, at=time.monotonic() - 60)
         began = time.monotonic()
         told = answer(services, ask=False).json()
         # The wait for fresh news is 0.1 s; the engine would hang for 30.
@@ -196,7 +197,7 @@ def test_an_engine_that_answers_is_waited_for(
     with services.running():
         while services.engine.known.report is None:
             time.sleep(0.02)
-        services.engine.known = asked.replace(services.engine.known, at=time.monotonic() - 60)
+        services.engine.known = replace(services.engine.known, at=time.monotonic() - 60)
         told = answer(services, ask=False).json()
     assert told["age_s"] < 30
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import os
 from functools import cache
@@ -10,15 +11,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from appliance import paths
-from appliance.bench import predict, predict_kernels, predict_report
-from appliance.bench.predict_subject import FAMILIES, subject
 from appliance.bench.progress import for_stream
-from appliance.errors import ConfigurationError
+from appliance.errors import CheckError, ConfigurationError
 from appliance.profiles import catalogue
 
 if TYPE_CHECKING:
-    from appliance.bench.predict_kernels import Kernels
+    from appliance.bench import predict
     from appliance.bench.predict_subject import Subject
+    from sm70_kernels.predict.parts import Kernels
 
 SUMMARY = "predict the decode step and the prefill of a profile on V100s; nothing is measured"
 
@@ -40,7 +40,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Predict and print."""
+    """Predict and print. Raises CheckError where the kernels' package is not installed."""
+    # Before the imports: the sidecar's image has the control plane and no kernels.
+    if importlib.util.find_spec("sm70_kernels") is None:
+        raise CheckError("the Python package sm70_kernels is not installed here; predict where the engine is")
+    from appliance.bench import predict, predict_report
+    from appliance.bench.predict_subject import subject
+
     about = subject(catalogue.load(arguments.profile or os.environ.get("APPLIANCE_PROFILE") or _preferred()))
     if arguments.accepted is not None and not about.drafted:
         raise ConfigurationError(f"--accepted goes with a draft, and {about.name} has none; leave it out")
@@ -69,6 +75,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _model(about: Subject) -> predict.Model:
+    from appliance.bench import predict_kernels
+    from appliance.bench.predict_subject import FAMILIES
+
     folder = Path(os.environ.get("APPLIANCE_STATE_DIR") or paths.default_state_dir()) / "predictions"
 
     @cache

@@ -32,7 +32,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--roofline", action="store_true", help="ask the kernels' model for a plot; takes minutes, needs built kernels"
     )
     parser.add_argument(
-        "--roofline-file", type=Path, metavar="FILE", help="what `python -m sm70_kernels.model --json` printed"
+        "--roofline-file", type=Path, metavar="FILE", help="what `python -m sm70_kernels.predict --json` printed"
     )
 
 
@@ -64,7 +64,7 @@ def roofline(file: Path | None, *, ask: bool) -> tuple[dict[str, Any] | None, li
         return _parsed(text, f"--roofline-file {file}"), []
     if not ask:
         return None, []
-    command = [sys.executable, "-m", "sm70_kernels.model", "--json", "--m", "32"]
+    command = [sys.executable, "-m", "sm70_kernels.predict", "--json", "--m", "32"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=MODEL_S)
     except subprocess.TimeoutExpired:

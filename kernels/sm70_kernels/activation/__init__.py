@@ -1,1 +1,1 @@
-"""The operators `torch.ops.sm70.*`: checks, choice of specialisation, launch. Importing a module registers its own."""
+"""Gates: SiLU·mul of the MLP, and the sigmoid gate of full attention's output."""

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import torch
 
-from sm70_kernels.heuristics import elementwise
+from sm70_kernels.activation import reference, table
 from sm70_kernels.launch import launch
-from sm70_kernels.operators.layout import rows_of, sixteen_bytes, stride
-from sm70_kernels.operators.library import like_first, refused, register
-from sm70_kernels.operators.outputs import new_like
-from sm70_kernels.reference import elementwise as reference
+from sm70_kernels.launch.layout import rows_of, sixteen_bytes, stride
+from sm70_kernels.launch.outputs import new_like
+from sm70_kernels.torch_library import like_first, refused, register
 
 
 def _gate(x: torch.Tensor, gate: torch.Tensor, *, silu: bool) -> torch.Tensor:
@@ -18,7 +17,7 @@ def _gate(x: torch.Tensor, gate: torch.Tensor, *, silu: bool) -> torch.Tensor:
     out = new_like(x)
     if x.numel():
         strides = (stride(x, 0), stride(x, 1), stride(gate, 0), stride(gate, 1))
-        spec = elementwise.gate(sixteen_bytes((x, gate), (width, *strides)), silu)
+        spec = table.gate(sixteen_bytes((x, gate), (width, *strides)), silu)
         blocks = -(-heads * width // (spec.threads * spec.constants["WIDTH"]))
         launch(spec, (tokens, blocks, 1), (out, x, gate, heads, width, *strides))
     return out

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING
 
-from sm70_kernels.build.occupancy import SHARED_PER_SM
 from sm70_kernels.errors import KernelError, missing
+from sm70_kernels.hardware import SHARED_PER_SM
 from sm70_kernels.registry import FLAGS, PARAMETER_BYTES, sources_of
 
 if TYPE_CHECKING:

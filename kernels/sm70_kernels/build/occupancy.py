@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-# CUDA C++ Programming Guide 12.8, technical specifications of compute capability 7.0.
-REGISTERS_PER_SM = 65536
-WARPS_PER_SM = 64
-BLOCKS_PER_SM = 32
-SHARED_PER_SM = 98304
-# cuda_occupancy.h of CUDA 12.8, compute capability 7.0: what an SM hands out at a time, and its sub-partitions.
-SUB_CORES = 4
-REGISTERS_PER_ALLOCATION = 256
-SHARED_PER_ALLOCATION = 256
+from sm70_kernels.hardware import (
+    BLOCKS_PER_SM,
+    REGISTERS_PER_ALLOCATION,
+    REGISTERS_PER_SM,
+    SHARED_PER_ALLOCATION,
+    SHARED_PER_SM,
+    SUB_CORES,
+    WARPS_PER_SM,
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,1 +1,1 @@
-"""Repacking of a checkpoint's weights, once at load, into the order in which a kernel's lanes read them."""
+"""Dense layers with FP8 weights and FP16 activations; from many rows on their weights are expanded for cuBLAS."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from sm70_kernels.heuristics import dense
+from sm70_kernels.dense import table
 
 if TYPE_CHECKING:
-    from sm70_kernels.heuristics.dense import Layer, Tactic
+    from sm70_kernels.dense.table import Layer, Tactic
 
 
 @dataclass(slots=True)
@@ -30,13 +30,13 @@ def adopt(choices: Choices) -> None:
 
 def tactic_for(layer: Layer, rows: int) -> Tactic:
     """Return the tactic that serves a number of rows."""
-    if rows <= dense.INVARIANT_ROWS and _ADOPTED.tactics:
-        found = _ADOPTED.tactics.get((layer, dense.bucket_of(rows)))
+    if rows <= table.INVARIANT_ROWS and _ADOPTED.tactics:
+        found = _ADOPTED.tactics.get((layer, table.bucket_of(rows)))
         if found:
             return found
-    return dense.candidates(layer, rows)[0]
+    return table.candidates(layer, rows)[0]
 
 
 def expands(layer: Layer, rows: int) -> bool:
     """Say whether so many rows are served by expanding the weights to FP16 for a library's matrix product."""
-    return rows >= _ADOPTED.expand_from.get(layer, dense.EXPAND_FROM)
+    return rows >= _ADOPTED.expand_from.get(layer, table.EXPAND_FROM)

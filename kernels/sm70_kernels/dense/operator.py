@@ -10,21 +10,17 @@ from typing import TYPE_CHECKING
 
 import torch
 
-import sm70_kernels.operators.gates  # noqa: F401 - registers silu_and_mul
-from sm70_kernels.heuristics import dense as heuristics
-from sm70_kernels.heuristics.dense import BLOCK, COUNTERS, TILE, Layer
+import sm70_kernels.activation.operator  # noqa: F401 - registers silu_and_mul
+from sm70_kernels.dense import reference, table
+from sm70_kernels.dense.choice import expands, tactic_for
+from sm70_kernels.dense.table import BLOCK, COUNTERS, TILE, WORKSPACE_BYTES, Layer
 from sm70_kernels.launch import launch
-from sm70_kernels.operators.layout import rows_of, sixteen_bytes, stride
-from sm70_kernels.operators.library import refused, register
-from sm70_kernels.operators.outputs import new
-from sm70_kernels.reference import dense as reference
-from sm70_kernels.tuning.choice import expands, tactic_for
+from sm70_kernels.launch.layout import rows_of, sixteen_bytes, stride
+from sm70_kernels.launch.outputs import new
+from sm70_kernels.torch_library import refused, register
 
 if TYPE_CHECKING:
-    from sm70_kernels.heuristics.dense import Tactic
-
-WORKSPACE_BYTES = 8704 * 5120 * 2
-"""Of weights that are expanded at a time: the largest layer of Qwen3.8-27B at four ranks, whole (85 MiB)."""
+    from sm70_kernels.dense.table import Tactic
 
 _WORKSPACES: dict[torch.device, torch.Tensor] = {}
 
@@ -51,7 +47,7 @@ def native(
 ) -> torch.Tensor:
     """Return the layer's result for rows `x` by one launch of a tactic. Nothing is checked here."""
     rows, k = x.shape
-    plan = heuristics.plan(layer, rows, tactic)
+    plan = table.plan(layer, rows, tactic)
     out = new((rows, n), x.dtype, x.device)
     partials = torch.empty(plan.partials, dtype=torch.float32, device=x.device) if plan.partials else 0
     sizes = (rows, n, k, layer.tiles, layer.blocks, stride(x, 0))
@@ -70,7 +66,7 @@ def expanded(
     at_once = min(workspace.numel() // (halves * TILE * width), tiles)
     assert at_once, f"one tile of K={k} is larger than the workspace"
     out = new((rows, halves * n), x.dtype, x.device)
-    spec = heuristics.expansion(layer.gated)
+    spec = table.expansion(layer.gated)
     for first in range(0, tiles, at_once):
         count = min(at_once, tiles - first)
         half = count * TILE * width
@@ -95,7 +91,7 @@ def _dense(
     unit: float,
 ) -> torch.Tensor:
     gated = name == "dense_w8a16_silu_mul"
-    layer = heuristics.layer_of(n, k, gated)
+    layer = table.layer_of(n, k, gated)
     if x.dtype != torch.float16 or x.shape[-1] != k:
         raise refused(name, f"x float16[..., {k}]", x)
     if weight.dtype != torch.uint8 or weight.shape != (layer.tiles, layer.blocks, 8, 32, 16):

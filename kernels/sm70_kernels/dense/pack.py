@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
-from sm70_kernels.heuristics.dense import BLOCK, COUNTERS, TILE
+from sm70_kernels.dense.table import BLOCK, COUNTERS, TILE
 
 E4M3_FOLD = 256.0
 """The kernel reads each weight as its value times 2^-8."""

@@ -1,37 +1,79 @@
-"""How each kernel family is launched for a shape: grid, parameters, and which buffers come from DRAM. Pure data.
+"""How dense layers are done in a step: launches of our kernels, and the library's products. Imports no torch.
 
-In a decode step weights pass through L2 once and are gone before the next step, so they are cold; activations were
-written by the kernel before and are in L2, unless there are more of them than it holds.
+From `EXPAND_FROM` rows on a layer is done as operator.py does it: weights expanded to FP16 by our kernel, then cuBLAS.
+Layers whose weights are FP16 in the checkpoint are the library's at any number of rows.
 """
 
 from __future__ import annotations
 
+from collections import Counter
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sm70_kernels.heuristics.dense import BLOCK, TILE
-from sm70_kernels.model.constants import constants
-from sm70_kernels.model.prediction import Buffer, Launch
-from sm70_kernels.shapes import EPS
+from sm70_kernels import qwen38
+from sm70_kernels.activation import table as gates
+from sm70_kernels.activation.predict import silu_and_mul
+from sm70_kernels.dense import table
+from sm70_kernels.dense.table import BLOCK, TILE
+from sm70_kernels.predict.launch import Buffer, Launch, activations
+from sm70_kernels.predict.library import HALF, Product
+from sm70_kernels.predict.work import Called, Planned
 
 if TYPE_CHECKING:
-    from sm70_kernels.heuristics.dense import Layer, Plan
+    from collections.abc import Iterator
+
+    from sm70_kernels.dense.table import Layer, Plan
+    from sm70_kernels.predict.work import Head, Path, Step, Work
     from sm70_kernels.registry import Specialisation
 
 _MOST_SAMPLES = 4
 """Blocks along a cut of K that are emulated: their parts differ by a block of K at most."""
 
 
-def _rows(size: int) -> Buffer:
-    """Activations of `size` bytes: in L2 where they fit."""
-    return Buffer(size, cold=size > constants().l2_bytes)
+def launches(step: Step) -> Iterator[Work]:
+    """Yield all dense layers of a step, the output head among them."""
+    yield from projections(step.tokens, step.ranks, step.path)
+    yield from heads(step.tokens, step.logits, step.ranks, step.head)
 
 
-def dense(plan: Plan, layer: Layer, rows: int, n: int, k: int) -> Launch:
+def projections(tokens: int, ranks: int, path: Path | None = None) -> Iterator[Work]:
+    """Yield what the dense layers with FP8 weights of a step take, by `path` or as the table says."""
+    chosen = path or ("expanded" if tokens >= table.EXPAND_FROM else "native")
+    for layer in qwen38.dense_layers(ranks):
+        if chosen == "native":
+            yield _native(layer, "dense", tokens)
+            continue
+        for each in expanded(*layer.shape, tokens):
+            name, times = f"{layer.part} {each.what}", layer.count * each.count
+            if isinstance(each, Call):
+                yield Called(name, "dense", times, each.product)
+            else:
+                yield Planned(name, "dense", times, each.spec, each.launch)
+
+
+def heads(tokens: int, logits: int, ranks: int, head: Head = "fp16") -> Iterator[Work]:
+    """Yield the output head over the `logits` rows that are sampled from, and b and a of the GDN layers."""
+    output, small = qwen38.output_head(ranks), qwen38.gdn_gates(ranks)
+    if head == "fp8":
+        yield _native(output, "head", logits)
+    else:
+        yield Called(output.part, "head", output.count, Product(logits, output.n, output.k))
+    yield Called(small.part, "head", small.count, Product(tokens, small.n, small.k))
+
+
+def _native(layer: qwen38.DenseLayer, family: str, rows: int) -> Planned:
+    packed = table.layer_of(*layer.shape)
+    plan = table.plan(packed, rows)
+    launch = native(plan, packed, rows, layer.n, layer.k)
+    return Planned(layer.part, family, layer.count, plan.spec, launch)
+
+
+def native(plan: Plan, layer: Layer, rows: int, n: int, k: int) -> Launch:
     """A dense layer with FP8 weights of `n` output columns (of each half, when gated) and `k` inputs."""
     split = plan.grid[2]
     weights = Buffer(layer.tiles * TILE * layer.blocks * BLOCK, cold=True)
     scales = Buffer(layer.tiles * (2 * layer.blocks + TILE) * 4, cold=True)
-    out, x = _rows(2 * rows * n), _rows(2 * rows * k)
+    out, x = activations(2 * rows * n), activations(2 * rows * k)
     partials, counters = Buffer(4 * plan.partials), Buffer(4 * plan.grid[0] * plan.grid[1])
     args = (out, x, weights, scales, partials, counters, rows, n, k, layer.tiles, layer.blocks, k)
     sample = tuple((0, 0, part) for part in range(min(split, _MOST_SAMPLES)))
@@ -41,61 +83,47 @@ def dense(plan: Plan, layer: Layer, rows: int, n: int, k: int) -> Launch:
     return Launch(plan.grid, args, shape, sample, closing, split, products)
 
 
-def rms_norm(spec: Specialisation, tokens: int, hidden: int) -> Launch:
-    """A row norm, with the residual that `spec` was built for (0 none, 1 FP16, 2 FP32)."""
-    residual = spec.constants["RESIDUAL"]
-    rows = _rows(2 * tokens * hidden)
-    carried = _rows((0, 2, 4)[residual] * tokens * hidden)
-    total = _rows(4 * tokens * hidden if residual else 0)
-    args = (rows, total, rows, carried, Buffer(2 * hidden, cold=True), tokens, hidden, hidden, hidden, EPS)
-    return Launch(tokens, args, f"tokens={tokens} hidden={hidden}")
-
-
-def gated_rms_norm(spec: Specialisation, tokens: int, heads: int) -> Launch:
-    """The norm of the GDN output, gated."""
-    head = spec.constants["LANES"] * 8
-    rows = _rows(2 * tokens * heads * head)
-    blocks = -(-tokens * heads // (spec.threads // spec.constants["LANES"]))
-    strides = (heads * head, head, heads * head, head)
-    args = (rows, rows, rows, Buffer(2 * head, cold=True), tokens, heads, *strides, EPS)
-    return Launch(blocks, args, f"tokens={tokens} heads={heads} head={head}")
-
-
-def qk_norm_mrope(spec: Specialisation, tokens: int, q_heads: int, k_heads: int, head: int) -> Launch:
-    """The norm and rotary embedding of queries and keys, straight from the projection."""
-    rotary = spec.constants["ROTARY"]
-    # The query projection brings its output gate along, interleaved by head.
-    row = (2 * q_heads + 2 * k_heads) * head
-    q, k = _rows(2 * tokens * q_heads * head), _rows(2 * tokens * k_heads * head)
-    weight, cache = Buffer(2 * head, cold=True), Buffer(2 * tokens * rotary, cold=True)
-    blocks = -(-tokens * (q_heads + k_heads) // (spec.threads // spec.constants["LANES"]))
-    counts = (tokens, q_heads, k_heads, 262144, 11, 10)
-    args = (q, k, q, k, weight, weight, cache, Buffer(24 * tokens), *counts, row, 2 * head, row, head, tokens, EPS)
-    return Launch(blocks, args, f"tokens={tokens} heads={q_heads}+{k_heads} head={head}")
-
-
-def gate(spec: Specialisation, tokens: int, heads: int, width: int) -> Launch:
-    """f(gate) * x over [tokens, heads, width]."""
-    rows = _rows(2 * tokens * heads * width)
-    blocks = -(-heads * width // (spec.threads * spec.constants["WIDTH"]))
-    strides = (heads * width, width, 2 * heads * width, 2 * width)
-    return Launch(
-        (tokens, blocks, 1), (rows, rows, rows, heads, width, *strides), f"tokens={tokens} row={heads}x{width}"
-    )
-
-
-def silu_and_mul(spec: Specialisation, tokens: int, width: int) -> Launch:
-    """silu(first half) * second half over [tokens, 2 * width]."""
-    rows = _rows(2 * tokens * width)
-    blocks = -(-width // (spec.threads * spec.constants["WIDTH"]))
-    strides = (2 * width, width, 2 * width, width)
-    return Launch((tokens, blocks, 1), (rows, rows, rows, 1, width, *strides), f"tokens={tokens} width={width}")
-
-
 def expand(spec: Specialisation, layer: Layer, tiles: int) -> Launch:
     """The FP8 weights of so many tiles (of each half, when gated) to FP16, for the library's product."""
     halves, bytes_ = spec.constants["HALVES"], tiles * spec.constants["HALVES"] * TILE * layer.blocks * BLOCK
     scales = Buffer(layer.tiles * (2 * layer.blocks + TILE) * 4, cold=True)
     grid = (-(-layer.blocks // (spec.threads // 32)), tiles * halves, 1)
-    args = (_rows(2 * bytes_), Buffer(bytes_, cold=True), scales, layer.blocks, 0, bytes_ // halves, 1.0)
+    args = (activations(2 * bytes_), Buffer(bytes_, cold=True), scales, layer.blocks, 0, bytes_ // halves, 1.0)
     return Launch(grid, args, f"N={tiles * halves * TILE} K={layer.blocks * BLOCK}")
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A kernel of ours on the way: what it does (`expand`, `silu`), how often, and what runs."""
+
+    what: str
+    count: int
+    spec: Specialisation
+    launch: Launch
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A product by the library, and how often."""
+
+    what: str
+    count: int
+    product: Product
+
+
+def expanded(n: int, k: int, gated: bool, rows: int) -> Iterator[Run | Call]:
+    """Yield what a layer of `n` output columns (of each half, when gated) and `k` inputs takes for so many rows."""
+    layer = table.layer_of(n, k, gated)
+    halves, width = 2 if gated else 1, layer.blocks * BLOCK
+    tiles = layer.tiles // halves
+    at_once = min(table.WORKSPACE_BYTES // (HALF * halves * TILE * width), tiles)
+    expansion = table.expansion(gated)
+    # Tiles of a turn and their columns; those of the last tile beyond n are expanded and not multiplied.
+    turns = [(min(at_once, tiles - first), first) for first in range(0, tiles, at_once)]
+    sizes = Counter((count, min(count * TILE, n - first * TILE)) for count, first in turns)
+    for (count, columns), times in sizes.items():
+        yield Run("expand", times, expansion, expand(expansion, layer, count))
+        yield Call("product", times * halves, Product(rows, columns, k))
+    if gated:
+        spec = gates.gate(wide=n % 8 == 0, silu=True)
+        yield Run("silu", 1, spec, silu_and_mul(spec, rows, n))

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import torch
 
-from sm70_kernels.pack.dense import E4M3_FOLD, unpack
+from sm70_kernels.dense.pack import E4M3_FOLD, unpack
 
 
 def dense_w8a16(
     x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor, _counters: torch.Tensor, n: int, k: int, _unit: float
 ) -> torch.Tensor:
-    """Return x · Wᵀ in x's type; the arguments are those of the operator (`pack.dense.PackedDense.arguments`)."""
+    """Return x · Wᵀ in x's type; the arguments are those of the operator (`PackedDense.arguments`)."""
     return _product(x, dequantised(weight, scale)[:n, :k]).to(x.dtype)
 
 

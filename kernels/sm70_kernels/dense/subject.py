@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-import sm70_kernels.operators.dense  # noqa: F401 - registers torch.ops.sm70
-from sm70_kernels.pack.dense import pack_blocks, pack_channels
+import sm70_kernels.dense.operator  # noqa: F401 - registers torch.ops.sm70
+from sm70_kernels.dense import reference
+from sm70_kernels.dense.pack import pack_blocks, pack_channels
 from sm70_kernels.proof.subject import Subject, generator
-from sm70_kernels.reference import dense as reference
 
 if TYPE_CHECKING:
-    from sm70_kernels.pack.dense import PackedDense
-    from sm70_kernels.shapes import Case
+    from sm70_kernels.cases import Case
+    from sm70_kernels.dense.pack import PackedDense
 
 _PERIOD = 1_000_003
 """Codes are drawn on the CPU and repeated on the device: a prime, so that no two rows of a real layer are alike."""

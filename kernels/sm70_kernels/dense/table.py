@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
+from sm70_kernels import qwen38
+from sm70_kernels.hardware import SHARED_PER_SM, SMS
 from sm70_kernels.registry import Kernel, Specialisation
 
 if TYPE_CHECKING:
@@ -39,10 +41,10 @@ INVARIANT_ROWS = 64
 EXPAND_FROM = 4096
 """Rows from which the weights are expanded to FP16 for cuBLAS. Predicted: 83 to 93 TFLOP/s without, and 0.17 ms for the
 expansion of Qwen3.8-27B's gate and up at four ranks; published: 1Cat 1.3.0 crosses at 3920 (volta.md C.3)."""
-SMS = 80
-"""Of a V100."""
 COUNTERS = 64
 """Thread blocks that share tiles with others, at most, in a launch that splits K over thread blocks."""
+WORKSPACE_BYTES = 2 * (2 * qwen38.INTERMEDIATE // 4) * qwen38.HIDDEN
+"""Of weights that are expanded at a time: the largest layer of Qwen3.8-27B at four ranks, whole (85 MiB)."""
 
 
 class Layer(NamedTuple):
@@ -142,8 +144,6 @@ _ENOUGH = 100
 _WIDE = ((48, Tactic(6, 2, 4, 2, 1, 2, 32, 1)), (64, Tactic(8, 2, 4, 2, 1, 2, 32, 1)))
 _SPLITS = (1, 2, 4)
 
-SHARED_AN_SM = 96 * 1024
-"""Bytes; what remains of the 128 KiB is L1."""
 SUMS_AT_ONCE = 64 * 1024
 """Most bytes that the accumulators of one pass take in shared memory."""
 
@@ -159,7 +159,7 @@ def specialisation(tactic: Tactic, gated: bool) -> Specialisation:
     """Return the kernel built for a tactic."""
     warps = tactic.wn * tactic.wk
     sums = warps * tactic.nt * 1024  # bytes of a row tile
-    room = min(SUMS_AT_ONCE, SHARED_AN_SM // tactic.resident)
+    room = min(SUMS_AT_ONCE, SHARED_PER_SM // tactic.resident)
     passes = next(n for n in range(1, tactic.mt + 1) if tactic.mt % n == 0 and sums * (tactic.mt // n) <= room)
     staged = tactic.wk * 2 * ROWS * tactic.mt * (tactic.chunk // 8 + 1) * 16
     shared = max(staged, sums * (tactic.mt // passes))

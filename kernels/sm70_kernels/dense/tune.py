@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
 from sm70_kernels import timing
-from sm70_kernels.heuristics import dense as heuristics
-from sm70_kernels.heuristics.dense import INVARIANT_ROWS, layer_of
-from sm70_kernels.operators import dense as operator
-from sm70_kernels.pack.dense import PackedDense, pack_channels
-from sm70_kernels.registry import source_hash
-from sm70_kernels.tuning.record import Crossing, Record, Timing
+from sm70_kernels.dense import operator, table
+from sm70_kernels.dense.cases import dense_layers
+from sm70_kernels.dense.choice import Choices
+from sm70_kernels.dense.pack import PackedDense, pack_channels
+from sm70_kernels.dense.table import INVARIANT_ROWS, layer_of
+from sm70_kernels.tuning.record import check
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from sm70_kernels.heuristics.dense import Tactic
+    from sm70_kernels.dense.table import Tactic
+    from sm70_kernels.tuning.record import Record, Sections
 
 BUCKETS = (8, 16, 24, 32, 48, 64)
 CROSSING_ROWS = (512, 1024, 2048, 4096, 8192)
@@ -36,7 +38,41 @@ class Shape(NamedTuple):
     gated: bool
 
 
-def tune(shapes: Iterable[Shape], device: torch.device, report: Callable[[str], None]) -> Record:
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """One layer and bucket of rows: each candidate's µs in the table's order, and the index of the one chosen."""
+
+    n: int
+    k: int
+    gated: bool
+    rows: int
+    microseconds: tuple[float, ...]
+    chosen: int
+
+
+@dataclass(frozen=True, slots=True)
+class Crossing:
+    """One layer: µs by number of rows, of the kernel on packed weights and of expansion and library product."""
+
+    n: int
+    k: int
+    gated: bool
+    rows: tuple[int, ...]
+    native: tuple[float, ...]
+    expanded: tuple[float, ...]
+    expand_from: int
+
+
+ROWS = {"timings": Timing, "crossings": Crossing}
+"""What the sections of the tuning record hold."""
+
+
+def tune(ranks: int, device: torch.device, report: Callable[[str], None]) -> Sections:
+    """Return the times of every candidate for the dense layers of a rank of `ranks`. Raises as `tune_layers`."""
+    return tune_layers([Shape(*layer) for layer in dense_layers(ranks).values()], device, report)
+
+
+def tune_layers(shapes: Iterable[Shape], device: torch.device, report: Callable[[str], None]) -> Sections:
     """Return the times of every candidate for every shape. `report` is given a line for each choice.
 
     Takes about a second a shape on a V100, and the memory of a few of its layers. Raises KernelError when a kernel
@@ -52,7 +88,32 @@ def tune(shapes: Iterable[Shape], device: torch.device, report: Callable[[str], 
             report(_timed(timings[-1]))
         crossings.append(_crossing(shape, layers))
         report(f"n={shape.n} k={shape.k}: expands from {crossings[-1].expand_from} rows on")
-    return Record(torch.cuda.get_device_name(device), source_hash(), tuple(timings), tuple(crossings))
+    return {"timings": tuple(timings), "crossings": tuple(crossings)}
+
+
+def choices(record: Record, card: str) -> Choices:
+    """Return what a record chose, for this tree's kernels on `card`.
+
+    Raises ValueError, one line, when it is of another card, of other kernels, or of candidates that the table no longer
+    has: time them again.
+    """
+    check(record, card)
+    found = Choices()
+    for timed in record.sections["timings"]:
+        found.tactics[layer_of(timed.n, timed.k, timed.gated), timed.rows] = _tactic(timed)
+    for crossing in record.sections["crossings"]:
+        found.expand_from[layer_of(crossing.n, crossing.k, crossing.gated)] = crossing.expand_from
+    return found
+
+
+def _tactic(timed: Timing) -> Tactic:
+    known = table.candidates(layer_of(timed.n, timed.k, timed.gated), timed.rows)
+    if len(timed.microseconds) != len(known) or not 0 <= timed.chosen < len(known):
+        raise ValueError(
+            f"the tuning record has {len(timed.microseconds)} candidates for n={timed.n}, k={timed.k}, "
+            f"{timed.rows} rows, and the table has {len(known)}"
+        )
+    return known[timed.chosen]
 
 
 def first_of_the_best(microseconds: Sequence[float]) -> int:
@@ -86,12 +147,12 @@ def _activations(shape: Shape, rows: int, device: torch.device) -> torch.Tensor:
 
 def _bucket(shape: Shape, layers: Sequence[PackedDense], rows: int) -> Timing:
     x = _activations(shape, rows, layers[0].weight.device)
-    tactics = heuristics.candidates(layer_of(*shape), rows)
+    tactics = table.candidates(layer_of(*shape), rows)
     wanted = _native(shape, tactics[0], x, layers[0])
     times = []
     for tactic in tactics:
         if rows <= INVARIANT_ROWS and not torch.equal(_native(shape, tactic, x, layers[0]), wanted):
-            raise RuntimeError(f"{heuristics.specialisation(tactic, shape.gated).name} gives other bits than the first")
+            raise RuntimeError(f"{table.specialisation(tactic, shape.gated).name} gives other bits than the first")
         calls = [partial(_native, shape, tactic, x, layer) for layer in layers]
         times.append(round(timing.graph_microseconds(calls), 2))
     return Timing(*shape, rows, tuple(times), first_of_the_best(times))
@@ -102,7 +163,7 @@ def _crossing(shape: Shape, layers: Sequence[PackedDense]) -> Crossing:
     native, expanded = [], []
     for rows in CROSSING_ROWS:
         x = _activations(shape, rows, layers[0].weight.device)
-        tactic = heuristics.candidates(layer, rows)[0]
+        tactic = table.candidates(layer, rows)[0]
         own = [partial(_native, shape, tactic, x, each) for each in layers]
         other = [partial(operator.expanded, x, each.weight, each.scale, shape.n, layer, each.unit) for each in layers]
         native.append(round(timing.graph_microseconds(own, launches=8, replays=3), 1))

@@ -1,1 +1,1 @@
-"""Plain torch: what each operator computes. Also its CPU implementation and its fallback."""
+"""Kernels that check the device itself: lane maps of the tensor core, dequantised codes through it, barriers."""

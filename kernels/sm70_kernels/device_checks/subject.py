@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from sm70_kernels.heuristics.hardware import BLOCK_BARRIER, DEQUANT_CODES, MMA_LANES, NAMED_BARRIER
+from sm70_kernels.device_checks import reference as dequant
+from sm70_kernels.device_checks.table import BLOCK_BARRIER, DEQUANT_CODES, MMA_LANES, NAMED_BARRIER
 from sm70_kernels.launch import launch
-from sm70_kernels.operators.outputs import new
+from sm70_kernels.launch.outputs import new
 from sm70_kernels.proof.subject import Subject, generator
-from sm70_kernels.reference import dequant
 
 if TYPE_CHECKING:
-    from sm70_kernels.shapes import Case
+    from sm70_kernels.cases import Case
 
 
 def _products(case: Case, device: torch.device) -> tuple[Any, ...]:

@@ -9,6 +9,7 @@ import torch
 
 from sm70_kernels.build import store
 from sm70_kernels.errors import missing
+from sm70_kernels.hardware import SHARED_WITHOUT_ASKING
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -18,10 +19,6 @@ if TYPE_CHECKING:
 
     from sm70_kernels.build.manifest import Form
     from sm70_kernels.registry import Specialisation
-
-# A block may have this much shared memory, static and dynamic together, without asking (CUDA C++ Programming Guide,
-# compute capability 7.x).
-SHARED_WITHOUT_ASKING = 48 * 1024
 
 
 def form_for(kernel: str, capability: tuple[int, int], device: str) -> Form:

@@ -1,1 +1,1 @@
-"""Pure tables: which specialisation serves which shape, and so what is built ahead of time. Imports no torch."""
+"""Row norms, the gated norm of a GDN layer, and the norm with rotary embedding of queries and keys."""

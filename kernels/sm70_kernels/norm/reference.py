@@ -1,4 +1,4 @@
-"""What the norms and gates compute, in plain torch. FP16 and FP32 are worked in FP32, FP64 in FP64; rounded once."""
+"""What the norms compute, in plain torch. FP16 and FP32 are worked in FP32, FP64 in FP64; rounded once."""
 
 from __future__ import annotations
 
@@ -6,29 +6,31 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from sm70_kernels.precision import rounded, wide, wide_type
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """Return x / sqrt(mean(x²) + eps) · (1 + weight), normed over the last dimension (Gemma's form)."""
-    wide = _wide(x)
-    return _rounded(_unit(wide, eps) * (1 + weight.to(wide.dtype)), x)
+    exact = wide(x)
+    return rounded(_unit(exact, eps) * (1 + weight.to(exact.dtype)), x)
 
 
 def add_rms_norm(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return rms_norm(x + residual) in x's type, and x + residual unrounded, as upstream carries it for FP16 models."""
-    total = _wide(x) + residual.to(wide_type(x))
-    return _rounded(_unit(total, eps) * (1 + weight.to(total.dtype)), x), total.contiguous()
+    total = wide(x) + residual.to(wide_type(x))
+    return rounded(_unit(total, eps) * (1 + weight.to(total.dtype)), x), total.contiguous()
 
 
 def gated_rms_norm(x: torch.Tensor, z: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """Return x / sqrt(mean(x²) + eps) · weight · silu(z), normed over the last dimension."""
-    wide = _wide(x)
-    gate = torch.nn.functional.silu(z.to(wide.dtype))
-    return _rounded(_unit(wide, eps) * weight.to(wide.dtype) * gate, x)
+    exact = wide(x)
+    gate = torch.nn.functional.silu(z.to(exact.dtype))
+    return rounded(_unit(exact, eps) * weight.to(exact.dtype) * gate, x)
 
 
 def qk_norm_mrope(
@@ -58,40 +60,15 @@ def qk_norm_mrope(
         return torch.where(by_height, height, torch.where(by_width, width, time))[:, None]
 
     def turned(heads: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        wide = _wide(heads)
-        normed = _unit(wide, eps) * (1 + weight.to(wide.dtype))
+        exact = wide(heads)
+        normed = _unit(exact, eps) * (1 + weight.to(exact.dtype))
         low, high, rest = normed.split([half, half, normed.shape[-1] - 2 * half], dim=-1)
-        cosine = taking_turns(cos_sin_cache[:, :half]).to(wide.dtype)
-        sine = taking_turns(cos_sin_cache[:, half:]).to(wide.dtype)
-        return _rounded(torch.cat((low * cosine - high * sine, high * cosine + low * sine, rest), dim=-1), heads)
+        cosine = taking_turns(cos_sin_cache[:, :half]).to(exact.dtype)
+        sine = taking_turns(cos_sin_cache[:, half:]).to(exact.dtype)
+        return rounded(torch.cat((low * cosine - high * sine, high * cosine + low * sine, rest), dim=-1), heads)
 
     return turned(q, q_weight), turned(k, k_weight)
 
 
-def silu_and_mul(x: torch.Tensor) -> torch.Tensor:
-    """Return silu(first half) · second half of the last dimension."""
-    gate, up = _wide(x).chunk(2, dim=-1)
-    return _rounded(torch.nn.functional.silu(gate) * up, x)
-
-
-def sigmoid_gate(x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
-    """Return x · sigmoid(gate), packed."""
-    wide = _wide(x)
-    return _rounded(wide * torch.sigmoid(gate.to(wide.dtype)), x)
-
-
-def wide_type(x: torch.Tensor) -> torch.dtype:
-    """Return the type in which `x` is worked: FP64 stays, everything else is FP32."""
-    return torch.float64 if x.dtype == torch.float64 else torch.float32
-
-
-def _wide(x: torch.Tensor) -> torch.Tensor:
-    return x.to(wide_type(x))
-
-
-def _rounded(wide: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    return wide.to(like.dtype).contiguous()
-
-
-def _unit(wide: torch.Tensor, eps: float) -> torch.Tensor:
-    return wide * torch.rsqrt(wide.square().mean(dim=-1, keepdim=True) + eps)
+def _unit(exact: torch.Tensor, eps: float) -> torch.Tensor:
+    return exact * torch.rsqrt(exact.square().mean(dim=-1, keepdim=True) + eps)

@@ -1,4 +1,4 @@
-"""The norms, the rotary embedding and the gates under proof."""
+"""The norms and the rotary embedding under proof."""
 
 from __future__ import annotations
 
@@ -6,64 +6,44 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-import sm70_kernels.operators.gates
-import sm70_kernels.operators.norms
-import sm70_kernels.operators.rotary  # noqa: F401 - registers torch.ops.sm70
-from sm70_kernels import shapes
-from sm70_kernels.proof.subject import Subject, generator
-from sm70_kernels.reference import elementwise as reference
+import sm70_kernels.norm.operator  # noqa: F401 - registers torch.ops.sm70
+from sm70_kernels import qwen38
+from sm70_kernels.norm import reference
+from sm70_kernels.proof.inputs import Maker
+from sm70_kernels.proof.subject import Subject
 
 if TYPE_CHECKING:
-    from sm70_kernels.shapes import Case
+    from sm70_kernels.cases import Case
 
 CACHE_ROWS = 4096
 
 
-class _Maker:
-    """Makes a case's tensors, always the same ones."""
-
-    def __init__(self, case: Case, device: torch.device) -> None:
-        self._generator = generator(case)
-        self._device = device
-
-    def normal(self, *shape: int, spread: float = 1.0, dtype: torch.dtype = torch.float16) -> torch.Tensor:
-        values = torch.randn(shape, generator=self._generator) * spread
-        return values.to(dtype).to(self._device)
-
-    def rows(self, tokens: int, width: int, gap: int, spread: float) -> torch.Tensor:
-        """Return [tokens, width] with `gap` elements of something else between the rows."""
-        return self.normal(tokens, width + gap, spread=spread)[:, :width]
-
-    def whole(self, *shape: int, below: int) -> torch.Tensor:
-        return torch.randint(below, shape, generator=self._generator).to(self._device)
-
-
 def _rms_norm(case: Case, device: torch.device) -> tuple[Any, ...]:
-    sizes, make = case.sizes, _Maker(case, device)
+    sizes, make = case.sizes, Maker(case, device)
     x = make.rows(sizes["tokens"], sizes["hidden"], sizes.get("gap", 0), 2.0 ** sizes.get("power", 0))
-    return x, make.normal(sizes["hidden"], spread=0.3), shapes.EPS
+    return x, make.normal(sizes["hidden"], spread=0.3), qwen38.EPS
 
 
 def _add_rms_norm(case: Case, device: torch.device) -> tuple[Any, ...]:
-    sizes, make = case.sizes, _Maker(case, device)
+    sizes, make = case.sizes, Maker(case, device)
     spread = 2.0 ** sizes.get("power", 0)
     x = make.rows(sizes["tokens"], sizes["hidden"], sizes.get("gap", 0), spread)
     dtype = {16: torch.float16, 32: torch.float32}[sizes["residual_bits"]]
     residual = make.normal(sizes["tokens"], sizes["hidden"], spread=3 * spread, dtype=dtype)
-    return x, residual, make.normal(sizes["hidden"], spread=0.3), shapes.EPS
+    return x, residual, make.normal(sizes["hidden"], spread=0.3), qwen38.EPS
 
 
 def _gated_rms_norm(case: Case, device: torch.device) -> tuple[Any, ...]:
-    sizes, make = case.sizes, _Maker(case, device)
+    sizes, make = case.sizes, Maker(case, device)
     tokens, heads, head = sizes["tokens"], sizes["heads"], sizes["head"]
     x = make.normal(tokens, heads, head)
     # As in the model, z is the tail of a wider projection.
     z = make.normal(tokens, 2 * heads, head, spread=3.0)[:, heads:]
-    return x, z, make.normal(head), shapes.EPS
+    return x, z, make.normal(head), qwen38.EPS
 
 
 def _qk_norm_mrope(case: Case, device: torch.device) -> tuple[Any, ...]:
-    sizes, make = case.sizes, _Maker(case, device)
+    sizes, make = case.sizes, Maker(case, device)
     tokens, head, rotary = sizes["tokens"], sizes["head"], sizes["rotary"]
     q_heads, k_heads = sizes["q_heads"], sizes["k_heads"]
     # As in the model: query and output gate of each head side by side, then keys, then values.
@@ -76,20 +56,9 @@ def _qk_norm_mrope(case: Case, device: torch.device) -> tuple[Any, ...]:
     rows = (tokens,) if sizes["axes"] == 1 else (3, tokens)
     positions = make.whole(*rows, below=CACHE_ROWS)
     sections = (rotary // 2 - 2 * (rotary // 6), rotary // 6, rotary // 6)
-    if rotary == shapes.ROTARY:
-        sections = shapes.MROPE_SECTIONS
-    return q, k, positions, make.normal(head, spread=0.3), make.normal(head, spread=0.3), cache, sections, shapes.EPS
-
-
-def _silu_and_mul(case: Case, device: torch.device) -> tuple[Any, ...]:
-    return (_Maker(case, device).normal(case.sizes["tokens"], 2 * case.sizes["width"], spread=3.0),)
-
-
-def _sigmoid_gate(case: Case, device: torch.device) -> tuple[Any, ...]:
-    sizes, make = case.sizes, _Maker(case, device)
-    tokens, heads, head = sizes["tokens"], sizes["heads"], sizes["head"]
-    projected = make.normal(tokens, heads, 2 * head, spread=3.0)
-    return make.normal(tokens, heads, head), projected[..., head:]
+    if rotary == qwen38.ROTARY:
+        sections = qwen38.MROPE_SECTIONS
+    return q, k, positions, make.normal(head, spread=0.3), make.normal(head, spread=0.3), cache, sections, qwen38.EPS
 
 
 def _rms_norm_bytes(case: Case) -> int:
@@ -98,8 +67,8 @@ def _rms_norm_bytes(case: Case) -> int:
     return elements * (2 + 2 + (carried // 8 + 4 if carried else 0)) + 2 * case.sizes["hidden"]
 
 
-def _heads_bytes(case: Case, tensors: int) -> int:
-    return 2 * tensors * case.sizes["tokens"] * case.sizes["heads"] * case.sizes["head"]
+def _gated_rms_norm_bytes(case: Case) -> int:
+    return 2 * 3 * case.sizes["tokens"] * case.sizes["heads"] * case.sizes["head"]
 
 
 def _qk_bytes(case: Case) -> int:
@@ -132,7 +101,7 @@ SUBJECTS = (
         inputs=_gated_rms_norm,
         run=torch.ops.sm70.gated_rms_norm,
         reference=reference.gated_rms_norm,
-        moved_bytes=lambda case: _heads_bytes(case, tensors=3),
+        moved_bytes=_gated_rms_norm_bytes,
     ),
     Subject(
         operator="qk_norm_mrope",
@@ -141,21 +110,5 @@ SUBJECTS = (
         run=torch.ops.sm70.qk_norm_mrope,
         reference=reference.qk_norm_mrope,
         moved_bytes=_qk_bytes,
-    ),
-    Subject(
-        operator="silu_and_mul",
-        kernels=("gate",),
-        inputs=_silu_and_mul,
-        run=torch.ops.sm70.silu_and_mul,
-        reference=reference.silu_and_mul,
-        moved_bytes=lambda case: 6 * case.sizes["tokens"] * case.sizes["width"],
-    ),
-    Subject(
-        operator="sigmoid_gate",
-        kernels=("gate",),
-        inputs=_sigmoid_gate,
-        run=torch.ops.sm70.sigmoid_gate,
-        reference=reference.sigmoid_gate,
-        moved_bytes=lambda case: _heads_bytes(case, tensors=3),
     ),
 )

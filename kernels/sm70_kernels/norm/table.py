@@ -1,4 +1,4 @@
-"""Which specialisation of the norms and gates serves which row.
+"""Which specialisation of the norms serves which row.
 
 Width and alignment choose it. The number of tokens only says how many rows are taken at once, which changes no
 bit of any row's result.
@@ -31,14 +31,6 @@ QK_NORM_MROPE = Kernel(
     params="PPPPPPPPiiiiiiqqqqqf",
     constants=("THREADS", "LANES", "ROTARY"),
 )
-GATE = Kernel(
-    "gate",
-    source="activation/gate.cu",
-    entry="gate",
-    params="PPPiiqqqq",
-    constants=("THREADS", "WIDTH", "SILU"),
-)
-
 MANY_ROWS = 1024
 """From here on a block takes several rows: enough of them remain for every SM."""
 ROWS = 2
@@ -98,12 +90,6 @@ def qk_norm_mrope(head: int, rotary: int) -> Specialisation | None:
     return Specialisation(QK_NORM_MROPE, {"THREADS": 128, "LANES": lanes, "ROTARY": rotary})
 
 
-@cache
-def gate(wide: bool, silu: bool) -> Specialisation:
-    """Return the kernel for out = f(gate) * x; `wide` says that 16-byte accesses are allowed."""
-    return Specialisation(GATE, {"THREADS": 256, "WIDTH": 8 if wide else 1, "SILU": int(silu)})
-
-
 def _built_ahead() -> tuple[Specialisation, ...]:
     rows = [
         *(rms_norm(widest, width == 8, residual) for width, widest, _, _ in _ROWS for residual in (0, 1, 2)),
@@ -111,8 +97,7 @@ def _built_ahead() -> tuple[Specialisation, ...]:
     ]
     gated = [gated_rms_norm(head) for head in GATED_HEADS]
     rotary = [qk_norm_mrope(head, part) for head, part in ROTARY_HEADS]
-    gates = [gate(wide, silu) for wide in (True, False) for silu in (True, False)]
-    return tuple(spec for spec in (*rows, *gated, *rotary, *gates) if spec)
+    return tuple(spec for spec in (*rows, *gated, *rotary) if spec)
 
 
 SPECIALISATIONS = _built_ahead()

@@ -1,4 +1,4 @@
-"""`python -m sm70_kernels.model`: what the kernels of a decode step would take on a V100-SXM2, predicted."""
+"""`python -m sm70_kernels.predict`: what the kernels of a decode step would take on a V100-SXM2, predicted."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from itertools import product
 from typing import TYPE_CHECKING, Any, get_args
 
 from sm70_kernels.errors import KernelError
-from sm70_kernels.model.constants import described
-from sm70_kernels.model.prediction import Prediction
-from sm70_kernels.model.step import CONTAINS, LACKS, Found, Head, Path, Sum, Work, launches_of, total
+from sm70_kernels.predict.constants import described
+from sm70_kernels.predict.prediction import Prediction
+from sm70_kernels.predict.step import CONTAINS, LACKS, Sum, launches_of, total
+from sm70_kernels.predict.work import Found, Head, Path, Work
 
 if TYPE_CHECKING:
-    from sm70_kernels.model.constants import Corner
+    from sm70_kernels.predict.constants import Corner
 
 NOTICE = (
     "Every figure is predicted; none was measured on a V100. Our kernels: from machine code. The library's: its bytes "
@@ -36,7 +37,7 @@ class Row:
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command. Returns 0, or 1 with one line on standard error."""
-    parser = argparse.ArgumentParser(prog="python -m sm70_kernels.model", description=__doc__, allow_abbrev=False)
+    parser = argparse.ArgumentParser(prog="python -m sm70_kernels.predict", description=__doc__, allow_abbrev=False)
     parser.add_argument("--json", action="store_true", help="print JSON, with what each resource is used")
     parser.add_argument(
         "--kernel",
@@ -61,7 +62,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         rows = [row for tokens in chosen.m for row in _rows(tokens, chosen)]
     except KernelError as error:
-        print(f"sm70_kernels.model: {error}", file=sys.stderr)
+        print(f"sm70_kernels.predict: {error}", file=sys.stderr)
         return 1
     if not rows:
         parser.error(f"--kernel {','.join(chosen.kernel)}: no part, family or kernel of a step has that in its name")

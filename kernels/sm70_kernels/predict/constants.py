@@ -1,4 +1,4 @@
-"""The machine's figures, read from the one file that has them: `constants.toml`, each with unit, range and source."""
+"""Every figure of the predicting model: the machine's from `hardware.py`, all others from `constants.toml`."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
+
+from sm70_kernels.hardware import MACHINE
 
 FILE = Path(__file__).with_name("constants.toml")
 
@@ -76,18 +78,24 @@ class Constants:
 
     @property
     def products_a_cycle(self) -> float:
-        """Multiplications that all tensor cores do in an SM cycle: four 8x8x4 products in the steps of an m8n8k4."""
-        return self.sms * self.sub_cores * 4 * 8 * 8 * 4 / (4 * self.hmma_step)
+        """Multiplications that all tensor cores do in an SM cycle."""
+        return products_a_cycle(self.sms, self.sub_cores, self.hmma_step)
 
     def microseconds(self, cycles: float) -> float:
         """Return the time of so many SM cycles."""
         return cycles / self.clock / 1e3
 
 
+def products_a_cycle(sms: float, sub_cores: float, hmma_step: float) -> float:
+    """Return the multiplications of all tensor cores in an SM cycle: four 8x8x4 products in four steps of an m8n8k4."""
+    return sms * sub_cores * 4 * 8 * 8 * 4 / (4 * hmma_step)
+
+
 def described() -> dict[str, dict[str, Any]]:
-    """Return every figure as the file has it: value, both ends, unit and source by name."""
+    """Return every figure: value, both ends, unit and source by name."""
     tables = tomllib.loads(FILE.read_text(encoding="utf-8"))
-    return {name: row for table in tables.values() for name, row in table.items()}
+    machine = {name: figure._asdict() for name, figure in MACHINE.items()}
+    return machine | {name: row for table in tables.values() for name, row in table.items()}
 
 
 @cache

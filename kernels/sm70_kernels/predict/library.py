@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from sm70_kernels.model.constants import Corner, constants
+from sm70_kernels.predict.constants import Corner, constants
 
 NAME = "cublas_fp16"
 

@@ -6,18 +6,19 @@ and waves on all SMs, memory shared among those that still work, and the start o
 
 from __future__ import annotations
 
-import math
 import struct
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal
 
 from sm70_kernels.build.occupancy import occupancy
-from sm70_kernels.model.constants import Constants, Corner, constants
-from sm70_kernels.model.cubin import Code, code_of
-from sm70_kernels.model.emulate import PARAMETERS, REGION_SHIFT, Block, Environment, run_block
-from sm70_kernels.model.flow import Loop, loops
-from sm70_kernels.model.pipes import unknown_opcodes
-from sm70_kernels.model.simulate import Load, Outcome, simulate
+from sm70_kernels.predict.constants import Constants, Corner, constants
+from sm70_kernels.predict.emulate.block import Block, run_block
+from sm70_kernels.predict.emulate.environment import PARAMETERS, REGION_SHIFT, Environment
+from sm70_kernels.predict.launch import Buffer, Launch
+from sm70_kernels.predict.loops import Loop, loops
+from sm70_kernels.predict.machine.cubin import Code, code_of
+from sm70_kernels.predict.machine.pipes import unknown_opcodes
+from sm70_kernels.predict.simulate.sm import Load, Outcome, simulate
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,45 +30,6 @@ Bound = Literal[
 ]
 
 _TABLES = ("opcodes", "pipes")
-
-Extent: TypeAlias = "int | tuple[int, int, int]"
-
-
-@dataclass(frozen=True, slots=True)
-class Buffer:
-    """A pointer parameter: the bytes of it that the launch touches, and whether they lie in DRAM (`cold`) or in L2."""
-
-    bytes: int
-    cold: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Launch:
-    """A launch as the model needs it.
-
-    `args` has a Buffer for each pointer and a number for each other letter of the kernel's `params`. `sample` lists the
-    blocks to emulate; the grid is taken to be made of them in turn. Where blocks count themselves by an atomic and the
-    last of each `group` does more, `closing` is what its atomic answers, and the others are answered 0. `products`
-    counts the multiplications that the result needs of the tensor cores, for the roofline.
-    """
-
-    grid: Extent
-    args: Sequence[Buffer | int | float]
-    shape: str = ""
-    sample: tuple[tuple[int, int, int], ...] = ((0, 0, 0),)
-    closing: int | None = None
-    group: int = 1
-    products: int = 0
-
-    @property
-    def extent(self) -> tuple[int, int, int]:
-        """The grid as three numbers."""
-        return (self.grid, 1, 1) if isinstance(self.grid, int) else self.grid
-
-    @property
-    def blocks(self) -> int:
-        """How many blocks the grid has."""
-        return math.prod(self.extent)
 
 
 @dataclass(frozen=True, slots=True)

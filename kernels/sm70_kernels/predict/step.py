@@ -3,35 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING
 
-from sm70_kernels import shapes
-from sm70_kernels.heuristics import dense, elementwise
-from sm70_kernels.model import expanded, launches, library
-from sm70_kernels.model.constants import Corner, constants
-from sm70_kernels.model.prediction import Launch, Prediction, predict
+from sm70_kernels import families
+from sm70_kernels.predict.constants import Corner, constants
+from sm70_kernels.predict.work import Step
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable
 
-    from sm70_kernels.registry import Specialisation
-
-GDN_LAYERS, ATTENTION_LAYERS = 48, 16
-LAYERS = GDN_LAYERS + ATTENTION_LAYERS
-ATTENTION_COLUMNS = (2 * shapes.QUERY_HEADS + 2 * shapes.KEY_HEADS) * shapes.HEAD
-"""Queries with their output gates, keys and values."""
-GDN_COLUMNS = 16384
-"""Queries, keys, values and z of a GDN layer (checkpoints.md, TP1)."""
-
-
-VOCABULARY = 248320
-
-Head = Literal["fp16", "fp8"]
-"""The output head's weights. FP16: Qwen/Qwen3.8-27B-FP8 and the others whose list of exceptions has it, by the library;
-FP8 with a scale a column: the mixed NVFP4 checkpoint, by our kernel (checkpoints.md 2.1)."""
-
-Path = Literal["native", "expanded"]
-"""How a dense layer is done: by one kernel, or by expanding its weights for the library."""
+    from sm70_kernels.predict.work import Found, Head, Path, Work
 
 CONTAINS = (
     "dense layers with FP8 weights",
@@ -48,110 +29,17 @@ LACKS = (
 """What a step's sums are made of, and what runs in a step besides and has no prediction here."""
 
 
-@dataclass(frozen=True, slots=True)
-class Planned:
-    """A launch of a step: the layer's `part`, its family (`dense`, `norm`, `head`), its count in a step, what runs."""
+def launches_of(
+    tokens: int, ranks: int, logits: int | None = None, head: Head = "fp16", path: Path | None = None
+) -> list[Work]:
+    """Return every launch of a step that our kernels and the library's products serve, the output head's last.
 
-    part: str
-    family: str
-    count: int
-    spec: Specialisation
-    launch: Launch
-
-    @property
-    def name(self) -> str:
-        """The kernel's."""
-        return self.spec.name
-
-    def predict(self, corner: Corner = "expected") -> Prediction:
-        """Return what the model says of it. Raises KernelError."""
-        return predict(self.spec, self.launch, corner)
-
-
-@dataclass(frozen=True, slots=True)
-class Called:
-    """A product of a step that the library does, as Planned."""
-
-    part: str
-    family: str
-    count: int
-    product: library.Product
-
-    @property
-    def name(self) -> str:
-        """The library's."""
-        return library.NAME
-
-    def predict(self, corner: Corner = "expected") -> library.Estimate:
-        """Return what its roofline says."""
-        return library.estimate(self.product, corner)
-
-
-Work: TypeAlias = "Planned | Called"
-Found: TypeAlias = "Prediction | library.Estimate"
-
-
-def projections(tokens: int, ranks: int, path: Path | None = None) -> Iterator[Work]:
-    """Yield what the dense layers with FP8 weights of a step take, by `path` or as the table says."""
-    hidden, inner = shapes.HIDDEN, shapes.INTERMEDIATE // ranks
-    mixed = shapes.GDN_HEADS * shapes.GDN_HEAD // ranks
-    rows = (
-        ("gate_up", LAYERS, inner, hidden, True),
-        ("down", LAYERS, hidden, inner, False),
-        ("qkv", ATTENTION_LAYERS, ATTENTION_COLUMNS // ranks, hidden, False),
-        ("o", ATTENTION_LAYERS, hidden, shapes.QUERY_HEADS * shapes.HEAD // ranks, False),
-        ("qkvz", GDN_LAYERS, GDN_COLUMNS // ranks, hidden, False),
-        ("out", GDN_LAYERS, hidden, mixed, False),
-    )
-    chosen = path or ("expanded" if tokens >= dense.EXPAND_FROM else "native")
-    for part, count, n, k, gated in rows:
-        if chosen == "native":
-            yield _native(part, "dense", count, tokens, n, k, gated)
-            continue
-        for each in expanded.parts(n, k, gated, tokens):
-            name, times = f"{part} {each.what}", count * each.count
-            if isinstance(each, expanded.Call):
-                yield Called(name, "dense", times, each.product)
-            else:
-                yield Planned(name, "dense", times, each.spec, each.launch)
-
-
-def _native(part: str, family: str, count: int, tokens: int, n: int, k: int, gated: bool = False) -> Planned:
-    layer = dense.layer_of(n, k, gated)
-    plan = dense.plan(layer, tokens)
-    return Planned(part, family, count, plan.spec, launches.dense(plan, layer, tokens, n, k))
-
-
-def heads(tokens: int, logits: int, ranks: int, head: Head = "fp16") -> Iterator[Work]:
-    """Yield the output head over the `logits` rows that are sampled from, and b and a of the GDN layers."""
-    columns = VOCABULARY // ranks
-    if head == "fp8":
-        yield _native("lm_head", "head", 1, logits, columns, shapes.HIDDEN)
-    else:
-        yield Called("lm_head", "head", 1, library.Product(logits, columns, shapes.HIDDEN))
-    small = library.Product(tokens, 2 * shapes.GDN_HEADS // ranks, shapes.HIDDEN)
-    yield Called("gdn_ba", "head", GDN_LAYERS, small)
-
-
-def norms(tokens: int, ranks: int) -> Iterator[Planned]:
-    """Yield the norms and gates of a step."""
-    hidden = shapes.HIDDEN
-    wide = elementwise.rms_norm(hidden, wide=True, residual=2)
-    gated = elementwise.gated_rms_norm(shapes.GDN_HEAD)
-    rotary = elementwise.qk_norm_mrope(shapes.HEAD, shapes.ROTARY)
-    assert wide is not None
-    assert gated is not None
-    assert rotary is not None
-    # Before and after each layer's mixer, and once at the end.
-    yield Planned("add_rms_norm", "norm", 2 * LAYERS + 1, wide, launches.rms_norm(wide, tokens, hidden))
-    heads = shapes.GDN_HEADS // ranks
-    yield Planned("gated_rms_norm", "norm", GDN_LAYERS, gated, launches.gated_rms_norm(gated, tokens, heads))
-    queries, keys = shapes.QUERY_HEADS // ranks, max(1, shapes.KEY_HEADS // ranks)
-    launch = launches.qk_norm_mrope(rotary, tokens, queries, keys, shapes.HEAD)
-    yield Planned("qk_norm_mrope", "norm", ATTENTION_LAYERS, rotary, launch)
-    sigmoid = elementwise.gate(wide=True, silu=False)
-    launch = launches.gate(sigmoid, tokens, queries, shapes.HEAD)
-    yield Planned("sigmoid_gate", "norm", ATTENTION_LAYERS, sigmoid, launch)
+    `logits` rows are sampled from: all, where nothing is said, as in a decode step; one for each prompt that ends in a
+    step that prefills.
+    """
+    step = Step(tokens, ranks, tokens if logits is None else logits, head, path)
+    every: list[Work] = [work for family in families.modules("predict") for work in family.launches(step)]
+    return sorted(every, key=lambda work: work.family == "head")
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,15 +80,3 @@ def total(family: str, tokens: int, ranks: int, rows: Iterable[tuple[Work, Found
         TARGETS.get((family, tokens, ranks)),
         PUBLISHED.get((family, tokens, ranks)),
     )
-
-
-def launches_of(
-    tokens: int, ranks: int, logits: int | None = None, head: Head = "fp16", path: Path | None = None
-) -> list[Work]:
-    """Return every launch of a step that our kernels and the library's products serve.
-
-    `logits` rows are sampled from: all, where nothing is said, as in a decode step; one for each prompt that ends in a
-    step that prefills.
-    """
-    every = tokens if logits is None else logits
-    return [*projections(tokens, ranks, path), *norms(tokens, ranks), *heads(tokens, every, ranks, head)]

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, cast
 
 import torch
 
-from sm70_kernels.operators.outputs import watched
+from sm70_kernels.launch.outputs import watched
 from sm70_kernels.proof.subject import as_tuple
 
 if TYPE_CHECKING:
+    from sm70_kernels.cases import Case
     from sm70_kernels.proof.subject import Subject, Tensors
-    from sm70_kernels.shapes import Case
 
 REPEATS = 5
 

@@ -12,10 +12,13 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from sm70_kernels.heuristics.hardware import BLOCK_BARRIER, NAMED_BARRIER
+from sm70_kernels.registry import registered
 
 if TYPE_CHECKING:
     from sm70_kernels.registry import Specialisation
+
+CONTROL = "barrier_control"
+"""The control kernel: one specialisation waits at named barriers, one at the block's."""
 
 _NAMED = re.compile(r"\bbar(?:rier)?(?:\.cta)?\.sync(?:\.aligned)?\s+(?!\s|0\s*;)")
 _LAUNCH = re.compile(r"^launch (\S+) (\w+) (named|other)$")
@@ -72,7 +75,8 @@ def verdict(control: Report, run: Report, status: int) -> str:
         return f"failed: status {status}, {found} hazards, {done}"
     if not found:
         return f"clean: {done}" if run.done and status == 0 else f"not finished: no hazard until {done}"
-    at_named, at_block = (control.hazards[spec.name] for spec in (NAMED_BARRIER, BLOCK_BARRIER))
+    named, block = _controls()
+    at_named, at_block = control.hazards[named], control.hazards[block]
     others = sorted(run.hazards.keys() - run.named)
     told = f"{found} hazards, all in kernels that use named barriers ({len(run.hazards)} of {len(run.named)} that ran)"
     if run.unowned or control.unowned:
@@ -80,11 +84,17 @@ def verdict(control: Report, run: Report, status: int) -> str:
     if others:
         return f"failed: {found} hazards, some in kernels without named barriers: {', '.join(others)}; {done}"
     if not at_named:
-        return f"failed: {told}, and none in the control kernel {NAMED_BARRIER.name}; {done}"
-    if at_block or BLOCK_BARRIER.name not in control.launched:
+        return f"failed: {told}, and none in the control kernel {named}; {done}"
+    if at_block or block not in control.launched:
         return f"failed: {told}; the control with the block's barrier has {at_block} hazards or did not run; {done}"
     return (
-        f"{told}; the control kernel {NAMED_BARRIER.name}, correct by construction, is reported too ({at_named}), and "
-        f"with the block's barrier in its place ({BLOCK_BARRIER.name}) it is not: this tool cannot see named barriers; "
+        f"{told}; the control kernel {named}, correct by construction, is reported too ({at_named}), and "
+        f"with the block's barrier in its place ({block}) it is not: this tool cannot see named barriers; "
         f"{done}"
     )
+
+
+def _controls() -> tuple[str, str]:
+    """Return the names of the control kernel's specialisations, the one with named barriers first."""
+    found = {spec.constants["NAMED"]: spec.name for spec in registered() if spec.kernel.name == CONTROL}
+    return found[1], found[0]

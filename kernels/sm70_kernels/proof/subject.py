@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import importlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
+from sm70_kernels import families
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from sm70_kernels.shapes import Case
-
-FAMILIES = ("sm70_kernels.proof.hardware", "sm70_kernels.proof.elementwise", "sm70_kernels.proof.dense")
-"""Modules with a table `SUBJECTS: tuple[Subject, ...]`."""
+    from sm70_kernels.cases import Case
 
 GATE = 1e-3
 """Greatest relative error ‖out − ref‖ / ‖ref‖ of an operator with FP16 results."""
@@ -24,7 +22,7 @@ Tensors = tuple[torch.Tensor, ...]
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """One operator under proof; its cases are `shapes.cases(operator, scope)`.
+    """One operator under proof; its cases are `sm70_kernels.cases.cases(operator, scope)`.
 
     `inputs(case, device)` makes the same arguments each time. `run(*arguments)` and `reference(*arguments)` return one
     tensor or a tuple of them; the reference is given every floating-point argument as FP64. `moved_bytes(case)` is what
@@ -41,8 +39,8 @@ class Subject:
 
 
 def subjects() -> dict[str, Subject]:
-    """Return every subject by operator, the hardware's own questions first."""
-    found = [subject for family in FAMILIES for subject in importlib.import_module(family).SUBJECTS]
+    """Return every subject by operator, in the families' order."""
+    found = [subject for family in families.modules("subject") for subject in family.SUBJECTS]
     return {subject.operator: subject for subject in found}
 
 

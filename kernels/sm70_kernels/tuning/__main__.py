@@ -1,4 +1,4 @@
-"""`python -m sm70_kernels.tuning --out FILE`: time the candidates of Qwen3.8-27B's dense layers on this card."""
+"""`python -m sm70_kernels.tuning --out FILE`: time the candidates for Qwen3.8-27B's shapes on this card."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from sm70_kernels import shapes
+from sm70_kernels import qwen38
 from sm70_kernels.errors import KernelError
 
 
@@ -14,20 +14,19 @@ def main(arguments: list[str] | None = None) -> int:
     """Run the command. Returns 0, or 1 with one line on standard error."""
     parser = argparse.ArgumentParser(prog="python -m sm70_kernels.tuning", description=__doc__, allow_abbrev=False)
     parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="the record, JSON")
-    parser.add_argument("--ranks", type=int, default=4, choices=shapes.RANKS, help="of the tensor-parallel group")
+    parser.add_argument("--ranks", type=int, default=4, choices=qwen38.RANKS, help="of the tensor-parallel group")
     chosen = parser.parse_args(arguments)
 
     import torch
 
     from sm70_kernels.build.ahead import write_whole
-    from sm70_kernels.tuning import dense, record
+    from sm70_kernels.tuning import record, tune
 
     if not torch.cuda.is_available():
         print("sm70_kernels.tuning: no NVIDIA GPU here, and nothing can be timed without one", file=sys.stderr)
         return 1
-    layers = [dense.Shape(*layer) for layer in shapes.dense_layers(chosen.ranks).values()]
     try:
-        found = dense.tune(layers, torch.device("cuda"), lambda line: print(line, file=sys.stderr))
+        found = tune.tune(chosen.ranks, torch.device("cuda"), lambda line: print(line, file=sys.stderr))
         write_whole(chosen.out, record.dump(found).encode())
     except (KernelError, RuntimeError) as error:
         print(f"sm70_kernels.tuning: {str(error).splitlines()[0]}", file=sys.stderr)
@@ -35,7 +34,7 @@ def main(arguments: list[str] | None = None) -> int:
     except OSError as error:
         print(f"sm70_kernels.tuning: cannot write {chosen.out}: {error.strerror}", file=sys.stderr)
         return 1
-    print(f"{len(found.timings)} choices for a {found.card} in {chosen.out}")
+    print(f"{tune.chosen(found)} choices for a {found.card} in {chosen.out}")
     return 0
 
 

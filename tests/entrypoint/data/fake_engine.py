@@ -62,7 +62,13 @@ def beat() -> None:
     stalled = int(MODE == "stall")
     while True:
         working = stalled or len(flights)
-        record = {"at": clock(), "step": 1, "step_at": clock() - 99 * stalled, "waiting": 0, "sockets": 0}
+        record: dict[str, float | None] = {
+            "at": clock(),
+            "step": 1,
+            "step_at": clock() - 99 * stalled,
+            "waiting": 0,
+            "sockets": 0,
+        }
         record |= {"running": working, "in_flight": working, "awaiting": stalled}
         record |= {"busy_since": clock() - 99 if stalled else None}
         put(RUN / "heartbeat", record)
@@ -108,7 +114,8 @@ class Handler(BaseHTTPRequestHandler):
             return
         shift = int(MODE == "drifts" and WARM) + (time.monotonic_ns() if MODE == "moody" else 0)
         if MODE == "disturbed" and WARM and wish.get("return_token_ids") and not asked:
-            shift, _ = 1, asked.append(1)
+            asked.append(1)
+            shift = 1
         ids = [(len(wish["prompt"]) * place + shift) % 997 for place in range(wish["max_tokens"])]
         self.send_response(200)
         self.end_headers()

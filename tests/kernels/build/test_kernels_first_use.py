@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 import zipfile
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -19,6 +18,7 @@ from tests.kernels.kernel_sources import SCALE, scale
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from sm70_kernels.build.compiler import Compiled
     from sm70_kernels.registry import Specialisation

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from sm70_kernels.heuristics.dense import Layer, Tactic, candidates, layer_of
-from sm70_kernels.operators import dense
+from sm70_kernels.cases import Case
+from sm70_kernels.dense import operator as dense
+from sm70_kernels.dense.table import Layer, Tactic, candidates, layer_of
 from sm70_kernels.proof.prove import prove
 from sm70_kernels.proof.subject import subjects
-from sm70_kernels.shapes import Case
 from tests.kernels.kernel_emulation import COMPILER, Emulator
 
 if TYPE_CHECKING:

@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from sm70_kernels.heuristics import dense as heuristics
-from sm70_kernels.heuristics.dense import layer_of
-from sm70_kernels.operators import dense
-from sm70_kernels.pack.dense import PackedDense, pack_blocks, pack_channels
+from sm70_kernels.dense import choice, table
+from sm70_kernels.dense import operator as dense
+from sm70_kernels.dense.choice import Choices
+from sm70_kernels.dense.pack import PackedDense, pack_blocks, pack_channels
+from sm70_kernels.dense.table import layer_of
 from sm70_kernels.proof.prove import relative_error
-from sm70_kernels.tuning import choice
-from sm70_kernels.tuning.choice import Choices
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -113,14 +112,14 @@ def adopted() -> Iterator[None]:
 
 def test_the_number_of_rows_decides_and_a_record_may_decide_otherwise(adopted: None) -> None:
     one = layer_of(5120, 4352, False)
-    first, second = heuristics.candidates(one, 8)
+    first, second = table.candidates(one, 8)
     assert choice.tactic_for(one, 5) == first
-    assert not choice.expands(one, heuristics.EXPAND_FROM - 1)
-    assert choice.expands(one, heuristics.EXPAND_FROM)
+    assert not choice.expands(one, table.EXPAND_FROM - 1)
+    assert choice.expands(one, table.EXPAND_FROM)
     choice.adopt(Choices({(one, 8): second}, {one: 200}))
     assert choice.tactic_for(one, 8) == second
-    assert choice.tactic_for(one, 9) == heuristics.candidates(one, 9)[0]
-    assert choice.tactic_for(layer_of(5120, 1536, False), 8) == heuristics.candidates(layer_of(5120, 1536, False), 8)[0]
+    assert choice.tactic_for(one, 9) == table.candidates(one, 9)[0]
+    assert choice.tactic_for(layer_of(5120, 1536, False), 8) == table.candidates(layer_of(5120, 1536, False), 8)[0]
     assert choice.expands(one, 200)
     assert not choice.expands(layer_of(5120, 1536, False), 200)
 

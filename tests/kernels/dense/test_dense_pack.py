@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sm70_kernels import lanes
-from sm70_kernels.heuristics.dense import COUNTERS
-from sm70_kernels.pack.dense import E4M3_FOLD, PackedDense, pack_blocks, pack_channels, unpack
-from sm70_kernels.reference import dense as reference
+from sm70_kernels.dense import reference
+from sm70_kernels.dense.pack import E4M3_FOLD, PackedDense, pack_blocks, pack_channels, unpack
+from sm70_kernels.dense.table import COUNTERS
 
 FP8 = torch.float8_e4m3fn
 

@@ -8,17 +8,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sm70_kernels import shapes
-from sm70_kernels.build.occupancy import SHARED_PER_SM
-from sm70_kernels.heuristics import dense
-from sm70_kernels.heuristics.dense import COUNTERS, INVARIANT_ROWS, SMS, Layer, candidates, layer_of, plan
-from sm70_kernels.model.cubin import code_of
-from sm70_kernels.tuning import choice
+from sm70_kernels import qwen38
+from sm70_kernels.cases import cases as cases_of
+from sm70_kernels.dense import choice
+from sm70_kernels.dense import table as dense
+from sm70_kernels.dense.cases import FORMS, dense_layers
+from sm70_kernels.dense.table import COUNTERS, INVARIANT_ROWS, Layer, candidates, layer_of, plan
+from sm70_kernels.hardware import SHARED_PER_SM, SMS
+from sm70_kernels.predict.machine.cubin import code_of
 
 if TYPE_CHECKING:
     from sm70_kernels.registry import Specialisation
 
-LAYERS = [layer_of(*layer) for ranks in shapes.RANKS for layer in shapes.dense_layers(ranks).values()]
+LAYERS = [layer_of(*layer) for ranks in qwen38.RANKS for layer in dense_layers(ranks).values()]
 any_layer = st.builds(
     lambda tiles, blocks, gated: Layer(tiles * (1 + gated), blocks, gated),
     st.integers(1, 2000),
@@ -67,11 +69,11 @@ def test_rows_of_padding_are_few() -> None:
 
 def test_the_suite_launches_every_kernel_that_is_built() -> None:
     # tests/gpu/test_gpu_dense.py launches every candidate of these.
-    forms = [layer_of(*layer) for layer in shapes.DENSE_FORMS.values()]
+    forms = [layer_of(*layer) for layer in FORMS.values()]
     tried = [(layer, rows, tactic) for layer in forms for rows in (8, 16, 24, 32) for tactic in candidates(layer, rows)]
     launched = {plan(layer, rows, tactic).spec.name for layer, rows, tactic in tried}
     for operator in ("dense_w8a16", "dense_w8a16_silu_mul"):
-        for case in shapes.cases(operator, "suite"):
+        for case in cases_of(operator, "suite"):
             rows, n, k = (case.sizes[name] for name in ("rows", "n", "k"))
             gated = operator.endswith("silu_mul")
             layer = layer_of(n, k, gated)
@@ -82,7 +84,7 @@ def test_the_suite_launches_every_kernel_that_is_built() -> None:
 
 
 SERVING = [
-    plan(layer_of(*shapes.dense_layers(4)[name]), rows).spec
+    plan(layer_of(*dense_layers(4)[name]), rows).spec
     for name in ("gate_up", "down")
     for rows in (8, 16, 24, 32, 48, 64)
 ]

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from sm70_kernels.heuristics.dense import candidates, layer_of
+from sm70_kernels.dense import tune as dense
+from sm70_kernels.dense.table import candidates, layer_of
+from sm70_kernels.dense.tune import NEVER, Crossing, Shape, Timing, crossing_of, first_of_the_best
 from sm70_kernels.registry import source_hash
-from sm70_kernels.tuning import dense, record
-from sm70_kernels.tuning.dense import NEVER, Shape, crossing_of, first_of_the_best
-from sm70_kernels.tuning.record import Crossing, Record, Timing
+from sm70_kernels.tuning import record
+from sm70_kernels.tuning.record import Record
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -24,7 +25,12 @@ CARD = "Tesla V100-SXM2-16GB"
 DOWN = Shape(5120, 4352, False)
 TIMED = Timing(*DOWN, 8, (31.0, 29.5), 1)
 CROSSED = Crossing(*DOWN, (256, 512), (300.0, 600.0), (400.0, 500.0), 512)
-KEPT = Record(CARD, source_hash(), (TIMED,), (CROSSED,))
+KEPT = Record(CARD, source_hash(), {"timings": (TIMED,), "crossings": (CROSSED,)})
+
+
+def with_timing(timing: Timing) -> Record:
+    """Return the kept record with another timing."""
+    return dataclasses.replace(KEPT, sections={**KEPT.sections, "timings": (timing,)})
 
 
 def test_times_that_are_alike_go_by_the_tables_order() -> None:
@@ -43,7 +49,7 @@ def test_expansion_is_chosen_where_it_stays_faster() -> None:
 
 def test_a_record_comes_back_as_it_went() -> None:
     assert record.parse(record.dump(KEPT)) == KEPT
-    chosen = record.choices(KEPT, CARD)
+    chosen = dense.choices(KEPT, CARD)
     layer = layer_of(*DOWN)
     assert chosen.tactics == {(layer, 8): candidates(layer, 8)[1]}
     assert chosen.expand_from == {layer: 512}
@@ -71,15 +77,15 @@ def test_what_is_no_record_is_refused_in_one_line(text: str, says: str) -> None:
         (dataclasses.replace(KEPT, card="NVIDIA H200"), "is of a NVIDIA H200, and this is a Tesla V100-SXM2-16GB"),
         (dataclasses.replace(KEPT, source_hash="0" * 64), "is of kernels 000000000000…, and these are "),
         (
-            dataclasses.replace(KEPT, timings=(dataclasses.replace(TIMED, microseconds=(1.0,) * 9),)),
+            with_timing(dataclasses.replace(TIMED, microseconds=(1.0,) * 9)),
             "has 9 candidates for n=5120, k=4352, 8 rows, and the table has 2",
         ),
-        (dataclasses.replace(KEPT, timings=(dataclasses.replace(TIMED, chosen=2),)), "and the table has 2"),
+        (with_timing(dataclasses.replace(TIMED, chosen=2)), "and the table has 2"),
     ],
 )
 def test_a_record_of_something_else_is_not_believed(kept: Record, says: str) -> None:
     with pytest.raises(ValueError, match=says):
-        record.choices(kept, CARD)
+        dense.choices(kept, CARD)
 
 
 @pytest.fixture
@@ -89,22 +95,23 @@ def timed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr("sm70_kernels.timing.rotations", lambda *_: 2)
     monkeypatch.setattr("sm70_kernels.timing.graph_microseconds", lambda *_, **__: float(next(times)) ** 2 / 1000)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: CARD)
-    monkeypatch.setattr("sm70_kernels.operators.dense.reserve_workspace", lambda device: None)
-    monkeypatch.setattr("sm70_kernels.operators.dense.native", lambda x, *_: x.new_zeros(x.shape[0], 4))
+    monkeypatch.setattr("sm70_kernels.dense.operator.reserve_workspace", lambda device: None)
+    monkeypatch.setattr("sm70_kernels.dense.operator.native", lambda x, *_: x.new_zeros(x.shape[0], 4))
     return []
 
 
 def test_tuning_times_every_candidate_and_keeps_the_order(timed: list[str]) -> None:
     # Of the form that has two candidates, along a short K.
     shape = Shape(2600, 256, False)
-    found = dense.tune([shape], torch.device("cpu"), timed.append)
-    assert [timing.rows for timing in found.timings] == list(dense.BUCKETS)
-    assert [len(timing.microseconds) for timing in found.timings] == [2, 2, 2, 2, 1, 1]
-    assert all(timing.chosen == 0 for timing in found.timings), "0.2 % is no difference"
-    assert found.crossings[0].expand_from == 512
+    found = dense.tune_layers([shape], torch.device("cpu"), timed.append)
+    assert [timing.rows for timing in found["timings"]] == list(dense.BUCKETS)
+    assert [len(timing.microseconds) for timing in found["timings"]] == [2, 2, 2, 2, 1, 1]
+    assert all(timing.chosen == 0 for timing in found["timings"]), "0.2 % is no difference"
+    assert found["crossings"][0].expand_from == 512
     assert timed[0].startswith("n=2600 k=256 rows=8: ")
     assert len(timed) == 7
-    assert record.choices(record.parse(record.dump(found)), CARD).expand_from == {layer_of(*shape): 512}
+    kept = record.parse(record.dump(Record(CARD, source_hash(), found)))
+    assert dense.choices(kept, CARD).expand_from == {layer_of(*shape): 512}
 
 
 def test_a_candidate_with_other_bits_stops_the_tuning(timed: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,9 +120,9 @@ def test_a_candidate_with_other_bits_stops_the_tuning(timed: list[str], monkeypa
     def native(x: torch.Tensor, *_: Any) -> torch.Tensor:
         return torch.full((x.shape[0], 4), float(next(values)))
 
-    monkeypatch.setattr("sm70_kernels.operators.dense.native", native)
+    monkeypatch.setattr("sm70_kernels.dense.operator.native", native)
     with pytest.raises(RuntimeError, match=r"dense_w8a16-threads256-\S+ gives other bits than the first"):
-        dense.tune([Shape(2600, 256, False)], torch.device("cpu"), timed.append)
+        dense.tune_layers([Shape(2600, 256, False)], torch.device("cpu"), timed.append)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="says what happens where there is no GPU")

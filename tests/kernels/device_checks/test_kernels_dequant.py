@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from sm70_kernels.build.compiler import compile_specialisation
+from sm70_kernels.device_checks import reference as dequant
+from sm70_kernels.device_checks.table import DEQUANT_CODES
 from sm70_kernels.errors import KernelError
-from sm70_kernels.heuristics.hardware import DEQUANT_CODES
-from sm70_kernels.reference import dequant
 from sm70_kernels.registry import CSRC, Kernel, Specialisation
 
 if TYPE_CHECKING:

@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from sm70_kernels import shapes
-from sm70_kernels.operators import gates, norms, rotary
+from sm70_kernels.activation import operator as gates
+from sm70_kernels.cases import cases as cases_of
+from sm70_kernels.norm import operator as norms
+from sm70_kernels.norm import operator as rotary
 from sm70_kernels.proof.subject import as_tuple, subjects
 
 if TYPE_CHECKING:
@@ -21,7 +23,7 @@ OPERATORS = [name for name in subjects() if name not in ("mma_lanes", "dequant_c
 
 
 def arguments_of(operator: str) -> tuple[Any, ...]:
-    return subjects()[operator].inputs(shapes.cases(operator, "selftest")[0], CPU)
+    return subjects()[operator].inputs(cases_of(operator, "selftest")[0], CPU)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -41,7 +43,7 @@ from vllm.config import VllmConfig, set_current_vllm_config
 from vllm.model_executor.layers.layernorm import GemmaRMSNorm, RMSNormGated
 from vllm.model_executor.layers.rotary_embedding.mrope import MRotaryEmbedding
 from sm70_kernels.proof.prove import relative_error
-from sm70_kernels.reference import elementwise as ours
+from sm70_kernels.norm import reference as ours
 
 torch.manual_seed(0)
 x, residual, w = torch.randn(5, 320).half(), 3 * torch.randn(5, 320), torch.randn(320).half()

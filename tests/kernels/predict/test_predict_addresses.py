@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from sm70_kernels import lanes
-from sm70_kernels.model.addresses import line_wavefronts, sectors, shared_wavefronts
+from sm70_kernels.predict.emulate.addresses import line_wavefronts, sectors, shared_wavefronts
 
 if TYPE_CHECKING:
     import numpy.typing as npt

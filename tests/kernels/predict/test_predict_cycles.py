@@ -6,12 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from sm70_kernels.model.constants import constants
-from sm70_kernels.model.issue import bank_conflict
-from sm70_kernels.model.prediction import Buffer, Launch, sampled_blocks
-from sm70_kernels.model.sass import parse
-from sm70_kernels.model.simulate import Load, simulate
-from tests.kernels.model_kernels import BANKS, CHASE, COPY, FFMA, HMMA, compiled, predicted
+from sm70_kernels.predict.constants import constants
+from sm70_kernels.predict.launch import Buffer, Launch
+from sm70_kernels.predict.machine.sass import parse
+from sm70_kernels.predict.prediction import sampled_blocks
+from sm70_kernels.predict.simulate.issue import bank_conflict
+from sm70_kernels.predict.simulate.sm import Load, simulate
+from tests.kernels.predict.counted_kernels import BANKS, CHASE, COPY, FFMA, HMMA, compiled, predicted
 
 OUT = Buffer(4096)
 IN = Buffer(4096)

@@ -8,15 +8,18 @@ from typing import TYPE_CHECKING
 import pytest
 
 from sm70_kernels.errors import KernelError
-from sm70_kernels.model import addresses, emulate, flow
-from sm70_kernels.model.constants import constants
-from sm70_kernels.model.emulate import PARAMETERS, REGION_SHIFT, Block, Environment, run_block
-from tests.kernels.model_kernels import HEAD, compiled
+from sm70_kernels.predict import loops as looping
+from sm70_kernels.predict.constants import constants
+from sm70_kernels.predict.emulate import addresses
+from sm70_kernels.predict.emulate import block as emulate
+from sm70_kernels.predict.emulate.block import Block, run_block
+from sm70_kernels.predict.emulate.environment import PARAMETERS, REGION_SHIFT, Environment
+from tests.kernels.predict.counted_kernels import HEAD, compiled
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from sm70_kernels.model.arithmetic import Bits, Longs
+    from sm70_kernels.predict.emulate.arithmetic import Bits, Longs
 
 START = 1 << REGION_SHIFT
 
@@ -104,7 +107,7 @@ def test_trips_come_from_the_parameters_and_the_place_in_the_grid() -> None:
     }"""
     code, _ = compiled(HEAD + text, "Pif", 64)
     found = run(text, "Pif", 64, (0, 30, 1.0), (2, 0, 0))
-    outer, inner = flow.loops(code.program, found, constants())
+    outer, inner = looping.loops(code.program, found, constants())
     # 2, 9, 16, 23: four of them, with three trips in each.
     assert (outer.depth, outer.trips) == (1, 4)
     assert (inner.depth, inner.trips) == (2, 12)

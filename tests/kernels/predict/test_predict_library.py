@@ -8,15 +8,17 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sm70_kernels.heuristics import dense
-from sm70_kernels.heuristics.dense import EXPAND_FROM
-from sm70_kernels.model import __main__ as command
-from sm70_kernels.model import expanded, launches, library, step
-from sm70_kernels.model.constants import constants
-from sm70_kernels.model.expanded import Call, Run
-from sm70_kernels.model.library import Product, estimate
-from sm70_kernels.model.prediction import Buffer, predict
-from sm70_kernels.operators.dense import WORKSPACE_BYTES
+from sm70_kernels.dense import operator, table
+from sm70_kernels.dense import predict as dense
+from sm70_kernels.dense.predict import Call, Run
+from sm70_kernels.dense.table import EXPAND_FROM
+from sm70_kernels.predict import __main__ as command
+from sm70_kernels.predict import library, step
+from sm70_kernels.predict.constants import constants
+from sm70_kernels.predict.launch import Buffer
+from sm70_kernels.predict.library import Product, estimate
+from sm70_kernels.predict.prediction import predict
+from sm70_kernels.predict.work import Called, Path, Planned
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -81,11 +83,12 @@ def test_the_rates_are_those_of_their_sources() -> None:
 
 
 def test_the_workspace_is_the_operators() -> None:
-    assert expanded.WORKSPACE_BYTES == WORKSPACE_BYTES
+    # A name of the operator's module too: tests replace it there.
+    assert vars(operator)["WORKSPACE_BYTES"] == table.WORKSPACE_BYTES
 
 
 def test_gate_and_up_of_four_ranks_are_expanded_at_once() -> None:
-    one, two, three = expanded.parts(4352, 5120, True, 8192)
+    one, two, three = dense.expanded(4352, 5120, True, 8192)
     assert isinstance(one, Run)
     assert (one.what, one.count, one.launch.extent) == ("expand", 1, (10, 272, 1))
     assert two == Call("product", 2, Product(8192, 4352, 5120))
@@ -95,17 +98,17 @@ def test_gate_and_up_of_four_ranks_are_expanded_at_once() -> None:
 
 def test_a_larger_layer_is_expanded_in_turns() -> None:
     # The workspace holds 136 tiles of gate and as many of up, 4352 columns; one rank has 17408.
-    calls = [each for each in expanded.parts(17408, 5120, True, 4096) if isinstance(each, Call)]
+    calls = [each for each in dense.expanded(17408, 5120, True, 4096) if isinstance(each, Call)]
     assert calls == [Call("product", 4 * 2, Product(4096, 4352, 5120))]
     # 272 tiles of a layer that is not gated, then 10, of which the last lacks five columns.
-    ragged = list(expanded.parts(282 * 32 - 5, 5120, False, 4096))
+    ragged = list(dense.expanded(282 * 32 - 5, 5120, False, 4096))
     assert [each.product.n for each in ragged if isinstance(each, Call)] == [8704, 315]
     assert [each.launch.extent[1] for each in ragged if isinstance(each, Run)] == [272, 10]
 
 
 def test_an_expansion_takes_its_bytes_time() -> None:
-    layer, spec = dense.layer_of(4352, 5120, True), dense.expansion(True)
-    launch = launches.expand(spec, layer, layer.tiles // 2)
+    layer, spec = table.layer_of(4352, 5120, True), table.expansion(True)
+    launch = dense.expand(spec, layer, layer.tiles // 2)
     out, weights, scales = (each for each in launch.args if isinstance(each, Buffer))
     # A byte a code in, two out; scales of 272 tiles of 40 blocks as they are packed.
     assert (weights.bytes, out.bytes, scales.bytes) == (44_564_480, 89_128_960, 272 * (2 * 40 + 32) * 4)
@@ -118,8 +121,8 @@ def test_an_expansion_takes_its_bytes_time() -> None:
 
 
 def test_the_table_says_from_where_on_weights_are_expanded() -> None:
-    def parts(rows: int, path: step.Path | None = None) -> Counter[str]:
-        return Counter(each.part for each in step.projections(rows, 4, path))
+    def parts(rows: int, path: Path | None = None) -> Counter[str]:
+        return Counter(each.part for each in dense.projections(rows, 4, path))
 
     assert set(parts(EXPAND_FROM - 1)) == {"gate_up", "down", "qkv", "o", "qkvz", "out"}
     assert {"gate_up expand", "gate_up product", "gate_up silu", "out product"} <= set(parts(EXPAND_FROM))
@@ -129,15 +132,18 @@ def test_the_table_says_from_where_on_weights_are_expanded() -> None:
 
 def test_expanded_layers_multiply_as_much_as_native_ones() -> None:
     rows = EXPAND_FROM
-    native = sum(each.count * each.launch.products for each in step.projections(rows, 4, "native"))
-    calls = [each for each in step.projections(rows, 4) if isinstance(each, step.Called)]
+    every = list(dense.projections(rows, 4, "native"))
+    planned = [each for each in every if isinstance(each, Planned)]
+    assert len(planned) == len(every)
+    native = sum(each.count * each.launch.products for each in planned)
+    calls = [each for each in dense.projections(rows, 4) if isinstance(each, Called)]
     assert sum(each.count * each.product.products for each in calls) == native
 
 
 def test_only_sampled_rows_meet_the_output_head() -> None:
-    head, small = step.heads(8192, 1, 4)
-    assert isinstance(head, step.Called)
-    assert isinstance(small, step.Called)
+    head, small = dense.heads(8192, 1, 4)
+    assert isinstance(head, Called)
+    assert isinstance(small, Called)
     assert head.product == Product(1, 62080, 5120)
     # b and a: one of each for every value head of 48, over four ranks.
     assert (small.count, small.product) == (48, Product(8192, 24, 5120))
@@ -145,9 +151,9 @@ def test_only_sampled_rows_meet_the_output_head() -> None:
 
 
 def test_a_head_of_fp8_is_served_by_our_kernel() -> None:
-    head, _ = step.heads(8, 8, 4, "fp8")
-    assert isinstance(head, step.Planned)
-    assert head.spec.kernel is dense.DENSE
+    head, _ = dense.heads(8, 8, 4, "fp8")
+    assert isinstance(head, Planned)
+    assert head.spec.kernel is table.DENSE
     found = head.predict()
     # 62080 * 5120 bytes at 800 GB/s.
     assert found.roofline_us == pytest.approx(397.3, rel=0.01)

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
-import tomllib
 from dataclasses import fields
 from typing import TYPE_CHECKING
 
 import pytest
 
-from sm70_kernels.model import __main__ as command
-from sm70_kernels.model import step
-from sm70_kernels.model.constants import FILE, Constants, Corner, constants
-from sm70_kernels.model.prediction import Buffer, Launch, predict_code
-from tests.kernels.model_kernels import COPY, FFMA, HEAD, compiled, predicted
+from sm70_kernels.dense import predict as dense
+from sm70_kernels.predict import __main__ as command
+from sm70_kernels.predict import step
+from sm70_kernels.predict.constants import Constants, Corner, constants, described
+from sm70_kernels.predict.launch import Buffer, Launch
+from sm70_kernels.predict.prediction import predict_code
+from sm70_kernels.predict.work import Planned
+from tests.kernels.predict.counted_kernels import COPY, FFMA, HEAD, compiled, predicted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -36,8 +38,7 @@ def ffma(blocks: int, corner: Corner = "expected") -> float:
 
 
 def test_every_constant_has_a_range_a_unit_and_a_source() -> None:
-    tables = tomllib.loads(FILE.read_text())
-    rows = {name: row for table in tables.values() for name, row in table.items()}
+    rows = described()
     assert rows.keys() == {field.name for field in fields(Constants)}
     for name, row in rows.items():
         assert row.keys() == {"value", "slow", "fast", "unit", "source"}, name
@@ -123,7 +124,9 @@ def test_a_buffer_that_is_not_touched_whole_is_noted() -> None:
 
 
 def test_the_launches_of_a_step_touch_what_they_say() -> None:
-    for planned in [*step.projections(8, 4), *step.norms(8, 4)]:
+    every = [each for each in step.launches_of(8, 4) if isinstance(each, Planned)]
+    assert {each.family for each in every} == {"dense", "norm"}
+    for planned in every:
         assert not [note for note in planned.predict().notes if "is said to be" in note], planned.part
 
 
@@ -138,7 +141,7 @@ def test_a_record_says_that_it_is_predicted() -> None:
 
 def test_a_decode_step_reads_every_weight_once() -> None:
     for ranks, gigabytes in ((1, 24.33), (2, 24.33 / 2), (4, 24.33 / 4)):
-        planned = list(step.projections(1, ranks))
+        planned = [each for each in dense.projections(1, ranks) if isinstance(each, Planned)]
         assert sum(each.count for each in planned) == 256
         weights = 0
         for each in planned:
@@ -197,7 +200,7 @@ def test_the_command_says_what_is_wrong(arguments: list[str], says: str, capsys:
 def test_the_command_says_when_there_is_no_disassembler(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from sm70_kernels.model import cubin, sass
+    from sm70_kernels.predict.machine import cubin, sass
 
     monkeypatch.setenv("NVDISASM", "/nowhere/nvdisasm")
     cubin.code_of.cache_clear()

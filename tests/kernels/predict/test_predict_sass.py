@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from sm70_kernels.errors import KernelError
-from sm70_kernels.model import sass
-from sm70_kernels.model.control import Control, decode
-from sm70_kernels.model.sass import Operand, parse
-from tests.kernels.model_kernels import FFMA, compiled
+from sm70_kernels.predict.machine import sass
+from sm70_kernels.predict.machine.control import Control, decode
+from sm70_kernels.predict.machine.sass import Operand, parse
+from tests.kernels.predict.counted_kernels import FFMA, compiled
 
 LISTING = """
 	.section	.text.k,"ax",@progbits

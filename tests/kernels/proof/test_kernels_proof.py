@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from sm70_kernels import selftest, shapes
+from sm70_kernels import selftest
+from sm70_kernels.cases import Case, Scope
+from sm70_kernels.cases import cases as cases_of
 from sm70_kernels.errors import KernelError
-from sm70_kernels.operators.outputs import GUARD_BYTES, new, watched
+from sm70_kernels.launch.outputs import GUARD_BYTES, new, watched
 from sm70_kernels.proof import prove as proving
 from sm70_kernels.proof.prove import prove, relative_error, same_bits
 from sm70_kernels.proof.subject import Subject, subjects
 from sm70_kernels.registry import registered
-from sm70_kernels.shapes import Case
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -125,7 +126,7 @@ def test_the_relative_error_is_over_the_whole_result() -> None:
 @pytest.mark.parametrize("operator", list(subjects()))
 def test_every_reference_passes_its_own_proof(operator: str) -> None:
     chosen = subjects()[operator]
-    for case in shapes.cases(operator, "suite"):
+    for case in cases_of(operator, "suite"):
         # The reference in FP32 against itself in FP64: the gate must leave room for one rounding, and no more is used.
         # What takes a CPU long is left to the GPU.
         if case.sizes.get("tokens", 0) <= 33 and chosen.moved_bytes(case) <= 4 * 2**20:
@@ -135,11 +136,11 @@ def test_every_reference_passes_its_own_proof(operator: str) -> None:
 
 def test_inputs_are_the_same_each_time() -> None:
     chosen = subjects()["add_rms_norm"]
-    case = shapes.cases("add_rms_norm", "selftest")[0]
+    case = cases_of("add_rms_norm", "selftest")[0]
     once, again = chosen.inputs(case, CPU), chosen.inputs(case, CPU)
     assert torch.equal(once[0], again[0])
     assert torch.equal(once[1], again[1])
-    assert not torch.equal(once[0], chosen.inputs(shapes.cases("add_rms_norm", "selftest")[2], CPU)[0])
+    assert not torch.equal(once[0], chosen.inputs(cases_of("add_rms_norm", "selftest")[2], CPU)[0])
 
 
 def test_every_registered_kernel_is_under_proof() -> None:
@@ -148,9 +149,9 @@ def test_every_registered_kernel_is_under_proof() -> None:
 
 
 @pytest.mark.parametrize("scope", ["selftest", "suite", "benchmark"])
-def test_cases_have_distinct_names_and_every_operator_has_some(scope: shapes.Scope) -> None:
+def test_cases_have_distinct_names_and_every_operator_has_some(scope: Scope) -> None:
     for operator in subjects():
-        names = [case.name for case in shapes.cases(operator, scope)]
+        names = [case.name for case in cases_of(operator, scope)]
         assert names
         assert len(set(names)) == len(names)
 
@@ -158,7 +159,7 @@ def test_cases_have_distinct_names_and_every_operator_has_some(scope: shapes.Sco
 def test_the_self_test_passes_each_operator() -> None:
     results = selftest.run(subjects(), CPU)
     assert all(result.passed and not result.reason for result in results.values())
-    assert results["rms_norm"].cases == len(shapes.cases("rms_norm", "selftest"))
+    assert results["rms_norm"].cases == len(cases_of("rms_norm", "selftest"))
 
 
 def missing(*_: object) -> torch.Tensor:

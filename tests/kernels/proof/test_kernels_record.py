@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from sm70_kernels import shapes
+from sm70_kernels.cases import cases as cases_of
 from sm70_kernels.proof import record as recording
 from sm70_kernels.proof.prove import Outcome, prove
 from sm70_kernels.proof.record import COMMITTED, Host, add_sanitizer, complaints, compose
@@ -24,7 +24,7 @@ HOST = Host(gpu="NVIDIA X", capability="9.0", driver="580.1", torch="2.11.0", da
 
 @pytest.fixture
 def outcome() -> Outcome:
-    return prove(subjects()["rms_norm"], shapes.cases("rms_norm", "selftest")[0], torch.device("cpu"))
+    return prove(subjects()["rms_norm"], cases_of("rms_norm", "selftest")[0], torch.device("cpu"))
 
 
 def made(outcomes: list[Outcome], **changes: Any) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sm70_kernels.heuristics.hardware import BLOCK_BARRIER, MMA_LANES, NAMED_BARRIER
+from sm70_kernels.device_checks.table import BLOCK_BARRIER, MMA_LANES, NAMED_BARRIER
 from sm70_kernels.proof.sanitizer import Report, announcement, read, verdict
 
 RACE = """========= Error: Race reported between Write access at {entry}+0x25b0

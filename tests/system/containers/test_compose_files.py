@@ -16,6 +16,7 @@ from appliance.cache import volumes
 from appliance.launch import arguments, settings
 from appliance.paths import PROFILES, ROOT
 from entrypoint import session
+from entrypoint.life import STOP_SECONDS
 from tests.requirement import required
 
 if TYPE_CHECKING:
@@ -164,7 +165,7 @@ def test_the_sidecar_cannot_write_what_the_engine_tells() -> None:
 @pytest.mark.parametrize(("file", "portable"), [("compose.yaml", False), ("compose.portable.yaml", True)])
 def test_docker_waits_longer_than_the_appliance_needs(file: str, *, portable: bool) -> None:
     service = load(file)["services"]["engine"]
-    to_end = session.STOP_SECONDS + session.KILL_SECONDS + 5 + session.SLACK_SECONDS
+    to_end = STOP_SECONDS + session.KILL_SECONDS + 5 + session.SLACK_SECONDS
     assert seconds(service["stop_grace_period"]) >= max(budgets("drain", portable=portable)) + to_end
     assert seconds(service["healthcheck"]["start_period"]) >= max(budgets("start", portable=portable))
 

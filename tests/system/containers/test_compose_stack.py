@@ -9,6 +9,7 @@ import json
 import re
 import threading
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import httpx
@@ -210,10 +211,14 @@ def test_a_stop_lets_a_stream_finish_within_the_grace(stack: Stack) -> None:
     assert "ended with status 0: stopped as asked" in stack.log()
 
 
+def _unhealthy(stack: Stack, name: str) -> Any:
+    return (found := stack.health(name))[0] == 503 and found
+
+
 def test_a_sidecar_without_an_engine_is_healthy_and_says_so(stack: Stack) -> None:
     assert stack.container("engine").status == "exited", "the tests of this module build on each other"
     for name in ("live", "ready"):
-        status, report = until(lambda name=name: (found := stack.health(name))[0] == 503 and found, 30)
+        status, report = until(partial(_unhealthy, stack, name), 30)
         assert (status, report["phase"]) == (503, "dead")
         assert report["reason"]
     assert stack.sidecar.get("/").status_code == 200

@@ -15,6 +15,7 @@ import pytest
 from appliance import cli
 from appliance.bench import client, serve, traces
 from appliance.bench import result as results
+from appliance.bench.options import Load
 from appliance.bench.progress import Silent
 from appliance.health import rundir
 from tests.system.engine.engine_harness import Engine
@@ -155,10 +156,10 @@ def test_vllms_own_serving_benchmark(bench: Any, measured: Engine, smollm2: Path
 
 
 def test_our_statistics_are_vllms(measured: Engine, smollm2: Path) -> None:
-    load = serve.Load(96, 8, 2, 4, 1, 7, dict(serve.CONTRACT.sampling), cached=False)
+    load = Load(96, 8, 2, 4, 1, 7, dict(serve.CONTRACT.sampling), cached=False)
     target = client.Target(f"http://127.0.0.1:{measured.port}", None, measured.run_dir, {})
     raw = serve.measure(target, "smol", smollm2, load, Silent(), 120.0)
-    whole = {
+    whole: dict[str, results.Stats | None] = {
         trace.metric: trace.stats for trace in serve.result_traces(serve.Served(load, raw, {})) if trace.mode == "all"
     }
     for name in ("itl", "ttft"):

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from contextlib import ExitStack
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import psutil
@@ -313,13 +314,17 @@ def test_draining_refuses_new_requests_while_a_stream_finishes(engine: Engine) -
     until(lambda: engine.http.post("/v1/completions", json=body("x", 1)).status_code == 200)
 
 
+def _logged(engine: Engine, mark: str, after: int) -> bool:
+    return mark in engine.log.read_text()[after:]
+
+
 def test_the_stacks_of_both_processes_can_be_had(engine: Engine) -> None:
     marks = {"api": "in _serve", "core": "in run_busy_loop"}
     for role, mark in marks.items():
         seen = len(engine.log.read_text())
         pid = engine.pid(role)
         os.kill(pid, stack_dump.SIGNAL)
-        until(lambda seen=seen, mark=mark: mark in engine.log.read_text()[seen:], 10)
+        until(partial(_logged, engine, mark, seen))
         assert "Current thread" in engine.log.read_text()[seen:]
     assert engine.complete(STORY, 2)["usage"]["completion_tokens"] == 2
 

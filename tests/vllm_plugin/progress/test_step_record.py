@@ -8,6 +8,7 @@ import os
 import threading
 import time
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -74,6 +75,14 @@ def until(true: Callable[[], bool]) -> None:
         time.sleep(0.005)
 
 
+def written(folder: Path, step: int) -> bool:
+    return {"t": 0.0, "step": step} in lines(folder)
+
+
+def lost(record: StepRecord, steps: int) -> bool:
+    return record.lost == steps
+
+
 def test_lines_appear_without_being_asked_for(tmp_path: Path) -> None:
     record = StepRecord(tmp_path)
     record.append({"t": 1.5, "step": 1})
@@ -111,7 +120,7 @@ def test_rotation_keeps_two_files_within_the_bound(tmp_path: Path) -> None:
     for step in range(60):
         record.append({"t": 0.0, "step": step})
         if step % 4 == 3:
-            until(lambda step=step: {"t": 0.0, "step": step} in lines(tmp_path))
+            until(partial(written, tmp_path, step))
     record.close()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["steps.1.jsonl", "steps.jsonl"]
     assert all(path.stat().st_size <= 200 for path in tmp_path.iterdir())
@@ -135,7 +144,7 @@ def test_a_full_disk_loses_whole_steps_and_says_how_many(tmp_path: Path, caplog:
     with caplog.at_level(logging.INFO, logger="vllm.appliance.steps"):
         for step in (1, 2, 3):
             record.append({"t": float(step), "step": step})
-            until(lambda step=step: record.lost == step)
+            until(partial(lost, record, step))
         (tmp_path / rundir.STEPS).unlink()
         record.append({"t": 4.0, "step": 4})
         record.close()

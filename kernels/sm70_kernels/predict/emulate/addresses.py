@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
-    from sm70_kernels.model.arithmetic import Bits, Longs
+    from sm70_kernels.predict.emulate.arithmetic import Bits, Longs
 
 SECTOR = 32
 LINE = 128

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     import numpy.typing as npt
-    from sm70_kernels.model.sass import Instruction
+
+    from sm70_kernels.predict.machine.sass import Instruction
 
 Words: TypeAlias = "npt.NDArray[np.uint32]"
 Longs: TypeAlias = "npt.NDArray[np.uint64]"

@@ -12,25 +12,18 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
-from sm70_kernels.model import addresses
-from sm70_kernels.model.arithmetic import ZERO
-from sm70_kernels.model.interpret import rule
-from sm70_kernels.model.pipes import access_bytes, operation
-from sm70_kernels.model.registers import Group, Registers
 
 from sm70_kernels.errors import KernelError
+from sm70_kernels.predict.emulate import addresses
+from sm70_kernels.predict.emulate.arithmetic import ZERO
+from sm70_kernels.predict.emulate.environment import REGION_SHIFT, Environment
+from sm70_kernels.predict.emulate.interpret import rule
+from sm70_kernels.predict.emulate.registers import Group, Registers
+from sm70_kernels.predict.machine.pipes import access_bytes, operation
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from sm70_kernels.model.arithmetic import Bits, Longs, Value, Words
-    from sm70_kernels.model.sass import Instruction, Program
-
-REGION_SHIFT = 36
-"""Pointers are numbered: the buffer of parameter number i starts at (i + 1) << REGION_SHIFT."""
-
-PARAMETERS = 0x160
-"""Where a kernel's parameters start in constant bank 0 on SM70."""
+    from sm70_kernels.predict.emulate.arithmetic import Bits, Longs, Value, Words
+    from sm70_kernels.predict.machine.sass import Instruction, Program
 
 _MOST_INSTRUCTIONS = 3_000_000
 
@@ -70,17 +63,6 @@ class Block:
     guessed: int
     read: dict[int, int]
     written: dict[int, int]
-
-
-@dataclass(frozen=True, slots=True)
-class Environment:
-    """What a block sees: its place in the grid, the constant banks (0 has the parameters), and what atomics answer."""
-
-    block: tuple[int, int, int]
-    grid: tuple[int, int, int]
-    threads: tuple[int, int, int]
-    banks: Mapping[int, bytes]
-    atomic: int | None = None
 
 
 class _Warp:

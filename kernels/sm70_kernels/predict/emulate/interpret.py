@@ -6,17 +6,18 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
-from sm70_kernels.model import arithmetic as do
-from sm70_kernels.model.arithmetic import TRUE, ZERO
-from sm70_kernels.model.pipes import operation
-from sm70_kernels.model.sass import Operand
+
+from sm70_kernels.predict.emulate import arithmetic as do
+from sm70_kernels.predict.emulate.arithmetic import TRUE, ZERO
+from sm70_kernels.predict.machine.pipes import operation
+from sm70_kernels.predict.machine.sass import Operand
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from sm70_kernels.model.arithmetic import Bits, Longs, Predicate, Value, Words
-    from sm70_kernels.model.registers import Registers
-    from sm70_kernels.model.sass import Instruction
+    from sm70_kernels.predict.emulate.arithmetic import Bits, Longs, Predicate, Value, Words
+    from sm70_kernels.predict.emulate.registers import Registers
+    from sm70_kernels.predict.machine.sass import Instruction
 
 Rule: TypeAlias = "Callable[[Registers, Bits | None], None]"
 

@@ -6,13 +6,15 @@ import struct
 from typing import TYPE_CHECKING
 
 import numpy as np
-from sm70_kernels.model.arithmetic import TRUE, ZERO, wide
+
+from sm70_kernels.predict.emulate.arithmetic import TRUE, ZERO, wide
 
 if TYPE_CHECKING:
     import numpy.typing as npt
-    from sm70_kernels.model.arithmetic import Bits, Longs, Predicate, Value, Words
-    from sm70_kernels.model.emulate import Environment
-    from sm70_kernels.model.sass import Instruction, Operand
+
+    from sm70_kernels.predict.emulate.arithmetic import Bits, Longs, Predicate, Value, Words
+    from sm70_kernels.predict.emulate.environment import Environment
+    from sm70_kernels.predict.machine.sass import Instruction, Operand
 
 
 class Group:

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from sm70_kernels.model.sass import Program, disassemble
-
 from sm70_kernels.build.first_use import obtain
+from sm70_kernels.predict.machine.sass import Program, disassemble
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -1,38 +1,15 @@
-"""The control-flow graph of a kernel and its loops, and what one trip through a loop costs each pipe."""
+"""The control-flow graph of a kernel: its basic blocks, and which of them make a natural loop."""
 
 from __future__ import annotations
 
-from collections import Counter
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
-
-from sm70_kernels.model.pipes import operation
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from sm70_kernels.model.constants import Constants
-    from sm70_kernels.model.emulate import Block
-    from sm70_kernels.model.sass import Instruction, Program
+    from sm70_kernels.predict.machine.sass import Instruction, Program
 
 _ENDS = frozenset({"BRA", "JMP", "EXIT", "RET", "CALL", "BSYNC", "BREAK"})
-
-
-@dataclass(frozen=True, slots=True)
-class Loop:
-    """A natural loop: the addresses of its first and last instruction, and how many loops it lies in, itself included.
-
-    `trips` is the mean number of times that a warp enters its head; `issued` what a warp issues in it, all trips
-    together; `pipes` the cycles of each pipe that one warp's trip takes, loops inside it included.
-    """
-
-    first: int
-    last: int
-    depth: int
-    trips: float
-    issued: float
-    opcodes: dict[str, float]
-    pipes: dict[str, float]
 
 
 def basic_blocks(program: Program) -> list[range]:
@@ -91,7 +68,7 @@ def _dominators(after: Sequence[Sequence[int]]) -> list[set[int]]:
     return found
 
 
-def _bodies(after: Sequence[Sequence[int]]) -> dict[int, set[int]]:
+def loop_bodies(after: Sequence[Sequence[int]]) -> dict[int, set[int]]:
     """Return the blocks of each natural loop by its head; back edges to one head make one loop."""
     dominators = _dominators(after)
     before: list[list[int]] = [[] for _ in after]
@@ -111,39 +88,3 @@ def _bodies(after: Sequence[Sequence[int]]) -> dict[int, set[int]]:
                     body.add(each)
                     waiting += before[each]
     return bodies
-
-
-def loops(program: Program, emulated: Block, machine: Constants) -> tuple[Loop, ...]:
-    """Return the loops that the emulated block went through, by address."""
-    blocks = basic_blocks(program)
-    bodies = _bodies(successors(program, blocks))
-    counts: Counter[int] = Counter()
-    for warp in emulated.warps:
-        counts.update(warp.steps)
-    warps = sum(bool(warp.steps) for warp in emulated.warps) or 1
-    found = []
-    for head, body in sorted(bodies.items()):
-        trips = counts[blocks[head].start]
-        if not trips:
-            continue
-        inside = [index for number in body for index in blocks[number] if counts[index]]
-        opcodes: Counter[str] = Counter()
-        pipes: Counter[str] = Counter()
-        for index in inside:
-            each = program.instructions[index]
-            if not each.never:
-                kind = operation(each)
-                opcodes[each.base] += counts[index]
-                pipes[kind.pipe] += counts[index] * getattr(machine, kind.occupancy)
-        found.append(
-            Loop(
-                first=program.instructions[min(inside)].address,
-                last=program.instructions[max(inside)].address,
-                depth=sum(body <= other for other in bodies.values()),
-                trips=trips / warps,
-                issued=sum(counts[index] for index in inside) / warps,
-                opcodes={name: count / trips for name, count in opcodes.most_common()},
-                pipes={name: cycles / trips for name, cycles in pipes.most_common()},
-            )
-        )
-    return tuple(found)

@@ -7,7 +7,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
-    from sm70_kernels.model.sass import Instruction
+    from sm70_kernels.predict.machine.sass import Instruction
 
 Pipe = Literal["fma", "alu", "half", "double", "special", "tensor", "queue", "control"]
 PIPES: tuple[Pipe, ...] = ("fma", "alu", "half", "double", "special", "tensor", "queue", "control")

@@ -13,9 +13,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Literal
 
-from sm70_kernels.model.control import Control, decode
-
 from sm70_kernels.errors import KernelError
+from sm70_kernels.predict.machine.control import Control, decode
 
 Kind = Literal["register", "predicate", "immediate", "constant", "address", "label", "other"]
 

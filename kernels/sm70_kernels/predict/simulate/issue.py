@@ -6,11 +6,11 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sm70_kernels.model.pipes import PIPES, operation
+from sm70_kernels.predict.machine.pipes import PIPES, operation
 
 if TYPE_CHECKING:
-    from sm70_kernels.model.constants import Constants
-    from sm70_kernels.model.sass import Instruction
+    from sm70_kernels.predict.constants import Constants
+    from sm70_kernels.predict.machine.sass import Instruction
 
 FETCH_LINE = 8
 """Instructions of a 128-byte line of code."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from sm70_kernels.model.constants import Constants
+    from sm70_kernels.predict.constants import Constants
 
 _WINDOW = 2000.0
 """Cycles over which the load of DRAM is felt."""

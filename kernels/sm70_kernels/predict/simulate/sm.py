@@ -14,16 +14,16 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
-from sm70_kernels.model.issue import FETCH_LINE, Issue, issue
-from sm70_kernels.model.memory import Memory
-from sm70_kernels.model.pipes import PIPES
+from sm70_kernels.predict.machine.pipes import PIPES
+from sm70_kernels.predict.simulate.issue import FETCH_LINE, Issue, issue
+from sm70_kernels.predict.simulate.memory import Memory
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from sm70_kernels.model.constants import Constants
-    from sm70_kernels.model.emulate import Block
-    from sm70_kernels.model.sass import Program
+    from sm70_kernels.predict.constants import Constants
+    from sm70_kernels.predict.emulate.block import Block
+    from sm70_kernels.predict.machine.sass import Program
 
 WAITS = ("dram", "l2", "l1", "shared", "tensor", "special", "barrier", "pipe", "issue", "stall", "fetch")
 """What a warp can wait for before an instruction; `stall` is the count that the compiler set."""

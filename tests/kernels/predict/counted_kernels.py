@@ -5,12 +5,16 @@ from __future__ import annotations
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
 
 from sm70_kernels.build.compiler import compile_specialisation
-from sm70_kernels.model import cubin
-from sm70_kernels.model.prediction import Kernel, Launch, Prediction, predict_code
+from sm70_kernels.predict.machine import cubin
+from sm70_kernels.predict.prediction import Kernel, Prediction, predict_code
 from sm70_kernels.registry import Kernel as Registered
 from sm70_kernels.registry import Specialisation
+
+if TYPE_CHECKING:
+    from sm70_kernels.predict.launch import Launch
 
 HEAD = 'extern "C" __global__ void __launch_bounds__(THREADS) k'
 

@@ -1,0 +1,1 @@
+"""Which instructions the warps of a block issue, and what their memory accesses touch."""

@@ -1,0 +1,1 @@
+"""How long an SM takes to issue what its warps' traces say."""
