@@ -16,6 +16,7 @@ from typing import Any
 import appliance
 from appliance.acceleration.state import state_of_routes
 from appliance.health import rundir
+from appliance.vllm_plugin.sm70 import activate, platform_choice
 
 SERVER = "appliance.vllm_plugin.server.serve"
 """The program whose main process is the API server."""
@@ -26,9 +27,18 @@ SPAWNED = {"EngineCore": "core", "VllmWorker": "worker"}
 logger = logging.getLogger("vllm.appliance.plugin")
 
 
+def platform() -> str | None:
+    """Return the path of our platform class, or None: vLLM's platform plugin, asked before anything else."""
+    return platform_choice.chosen()
+
+
 @functools.cache
 def register() -> None:
-    """Do this process's part, once. What fails is told in the proof: vLLM would log it and serve on without it."""
+    """Do this process's part, once. What fails is told in the proof: vLLM would log it and serve on without it.
+
+    Raises PlatformError where this machine needs our platform and vLLM took another; vLLM lets that pass.
+    """
+    activate.activate_if_chosen()
     role = process_role()
     configured = os.environ.get("APPLIANCE_RUN_DIR")
     if role is None or not configured:

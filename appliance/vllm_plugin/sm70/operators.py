@@ -22,6 +22,12 @@ _DEFINED_BY = {
     "qk_norm_mrope": "sm70_kernels.norm.operator",
     "silu_and_mul": "sm70_kernels.activation.operator",
     "sigmoid_gate": "sm70_kernels.activation.operator",
+    "kv_cache_write": "sm70_kernels.attention.operator",
+    "attention_decode": "sm70_kernels.attention.operator",
+    "attention_prefill": "sm70_kernels.attention.operator",
+    "gdn_decode": "sm70_kernels.gdn.operator",
+    "gdn_prefill": "sm70_kernels.gdn.operator",
+    "gdn_verify": "sm70_kernels.gdn.operator",
 }
 
 
@@ -32,6 +38,21 @@ def operator(name: str) -> Callable[..., Any]:
 
     import_module(_DEFINED_BY[name])
     return getattr(torch.ops.sm70, name).default  # type: ignore[no-any-return]
+
+
+def has_kernel(name: str) -> bool:
+    """Say whether `torch.ops.sm70.NAME` has a kernel of ours for CUDA, not only its reference."""
+    from sm70_kernels.torch_library import has_kernel
+
+    operator(name)
+    return has_kernel(name)
+
+
+def source_hash() -> str:
+    """Return the SHA-256 of the kernels' sources."""
+    from sm70_kernels import registry
+
+    return registry.source_hash()
 
 
 def pack_blocks(weight: torch.Tensor, scale: torch.Tensor, gated: bool) -> PackedDense:
