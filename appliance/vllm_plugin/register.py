@@ -27,7 +27,7 @@ SPAWNED = {"EngineCore": "core", "VllmWorker": "worker"}
 logger = logging.getLogger("vllm.appliance.plugin")
 
 
-def platform() -> str | None:
+def choose_platform() -> str | None:
     """Return the path of our platform class, or None: vLLM's platform plugin, asked before anything else."""
     return platform_choice.chosen()
 

@@ -48,9 +48,7 @@ class Shape:
 
     @property
     def layer_types(self) -> list[str]:
-        return [
-            "full_attention" if (i + 1) % self.interval == 0 else "linear_attention" for i in range(self.layers)
-        ]
+        return ["full_attention" if (i + 1) % self.interval == 0 else "linear_attention" for i in range(self.layers)]
 
 
 class _Weights:
@@ -168,7 +166,7 @@ def _tokenizer(folder: Path, size: int) -> dict[str, int]:
         "clean_up_tokenization_spaces": False,
     }
     _write(folder / "tokenizer_config.json", settings)
-    return {name: int(tokenizer.token_to_id(name)) for name in names}
+    return {name: number for name, number in tokenizer.get_vocab().items() if name in names}
 
 
 def _config(shape: Shape, ids: dict[str, int], unquantised: list[str]) -> dict[str, Any]:

@@ -159,12 +159,12 @@ class Sm70AttentionImpl(AttentionImpl[Sm70AttentionMetadata]):  # type: ignore[m
         scales = (layer._k_scale, layer._v_scale)
         slots = attn_metadata.slot_mapping[:count]
         self.kernels.write(key[:count], value[:count], kv_cache, slots, self.kv_dtype, *scales)
-        for part, attend in ((attn_metadata.decode, self.kernels.decode), (attn_metadata.prefill, self.kernels.prefill)):
-            if part is None:
-                continue
-            rows = slice(part.first, part.last)
-            where = (part.block_table, part.seq_lens, part.query_start_loc)
-            attend(query[rows], kv_cache, *where, output[rows], self.scale, self.kv_dtype, *scales)
+        parts = ((attn_metadata.decode, self.kernels.decode), (attn_metadata.prefill, self.kernels.prefill))
+        for part, attend in parts:
+            if part is not None:
+                rows = slice(part.first, part.last)
+                where = (part.block_table, part.seq_lens, part.query_start_loc)
+                attend(query[rows], kv_cache, *where, output[rows], self.scale, self.kv_dtype, *scales)
         return output
 
 

@@ -135,8 +135,8 @@ def triton_fails(heads: int, head: int) -> str:
         return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no message'}"
     if not torch.equal(got, again):
         return "the result differs between two runs"
-    error = float((got.float() - wanted.float()).abs().max())
-    return "" if error <= TOLERANCE else f"off the reference by {error:.1e}; {TOLERANCE:.0e} is allowed"
+    difference = float((got.float() - wanted.float()).abs().max())
+    return "" if difference <= TOLERANCE else f"off the reference by {difference:.1e}; {TOLERANCE:.0e} is allowed"
 
 
 def _tried(function: Callable[..., None], heads: int, head: int) -> torch.Tensor:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import torch
 from vllm.forward_context import get_forward_context
 from vllm.model_executor.custom_op import PluggableLayer, op_registry_oot
 from vllm.model_executor.layers.linear import LinearMethodBase
@@ -15,6 +14,8 @@ from appliance.vllm_plugin.sm70.gdn_metadata import GdnMetadata, Rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    import torch
 
 
 class ConvolutionWeight(LinearMethodBase):  # type: ignore[misc]

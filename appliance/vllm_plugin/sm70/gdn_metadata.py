@@ -9,7 +9,7 @@ and the device is only told.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -19,9 +19,12 @@ from vllm.v1.attention.backends.registry import MambaAttentionBackendEnum, regis
 from vllm.v1.attention.backends.utils import PAD_SLOT_ID, mamba_get_block_table_tensor
 
 if TYPE_CHECKING:
+    import numpy.typing as npt
     from vllm.config import VllmConfig
     from vllm.v1.attention.backend import CommonAttentionMetadata
     from vllm.v1.kv_cache_interface import MambaSpec
+
+    Numbers = npt.NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,12 +35,12 @@ class Split:
     state that the last round accepted. `prefill` sequences compute rows of their prompt, be it one.
     """
 
-    decode: np.ndarray
-    verify: np.ndarray
-    prefill: np.ndarray
+    decode: Numbers
+    verify: Numbers
+    prefill: Numbers
 
 
-def split(query_lens: np.ndarray, prefilling: np.ndarray, speculates: bool) -> Split:
+def split(query_lens: Numbers, prefilling: Numbers, speculates: bool) -> Split:
     """Decide for each sequence, by its new rows and whether tokens of its prompt are still to be computed.
 
     Where drafts are made at all, a row without drafts is verified too: the round before may have accepted some.
@@ -190,7 +193,7 @@ class Sm70GdnMetadataBuilder(GDNAttentionMetadataBuilder):  # type: ignore[misc]
             rows.num_accepted_tokens.copy_(accepted[:count], non_blocking=True)
         return rows
 
-    def _rows(self, m: CommonAttentionMetadata, starts: np.ndarray, sequences: np.ndarray, table: torch.Tensor) -> Rows:
+    def _rows(self, m: CommonAttentionMetadata, starts: Numbers, sequences: Numbers, table: torch.Tensor) -> Rows:
         """Return some sequences of a batch: as views where they stand side by side, else gathered."""
         first, last = int(sequences[0]), int(sequences[-1])
         if last - first + 1 == sequences.size:
@@ -209,13 +212,13 @@ class Sm70GdnMetadataBuilder(GDNAttentionMetadataBuilder):  # type: ignore[misc]
             tokens=self._to_device(tokens.astype(np.int64)),
         )
 
-    def _take(self, x: torch.Tensor, sequences: np.ndarray) -> torch.Tensor:
+    def _take(self, x: torch.Tensor, sequences: Numbers) -> torch.Tensor:
         first, last = int(sequences[0]), int(sequences[-1])
         if last - first + 1 == sequences.size:
             return x[first : last + 1]
         return x.index_select(0, self._to_device(sequences))
 
-    def _to_device(self, numbers: np.ndarray) -> torch.Tensor:
+    def _to_device(self, numbers: Numbers) -> torch.Tensor:
         on_host = torch.from_numpy(numbers)
         if self.device.type == "cpu":
             return on_host

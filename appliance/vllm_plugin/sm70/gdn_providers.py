@@ -90,9 +90,9 @@ def triton_fails() -> str:
     for name, one, two, reference in zip(("out", "conv_state", "ssm_state"), got, again, wanted, strict=True):
         if not torch.equal(one, two):
             return f"{name} differs between two runs"
-        error = float((one.float() - reference.float()).abs().max() / reference.float().abs().max())
-        if not error <= TOLERANCE:
-            return f"{name} is off the reference by {error:.1e} of its greatest value; {TOLERANCE:.0e} is allowed"
+        difference = float((one.float() - reference.float()).abs().max() / reference.float().abs().max())
+        if not difference <= TOLERANCE:
+            return f"{name} is off the reference by {difference:.1e} of its greatest value; {TOLERANCE:.0e} is allowed"
     return ""
 
 

@@ -53,7 +53,7 @@ def full_attention_caches(
     left_out: set[str],
     layers: dict[str, Any],
 ) -> list[tuple[torch.Tensor, int, int]]:
-    """Return what `PageZeroer` takes, of the runner's attention groups; `left_out` layers have no cache of their own."""
+    """Return what `PageZeroer` takes, by the attention groups; layers `left_out` have no cache of their own."""
     caches = []
     for group in groups:
         spec = group.kv_cache_spec

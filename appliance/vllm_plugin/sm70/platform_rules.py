@@ -35,8 +35,8 @@ def refuse_method(method: str) -> None:
     """Raise ValueError, one line, for a quantisation method that has no linear method of ours."""
     if method not in METHODS:
         raise ValueError(
-            f"quantization {method} is not served on SM70: this build serves {', '.join(METHODS)} with FP8 weights, and "
-            "unquantised FP16"
+            f"quantization {method} is not served on SM70: this build serves {', '.join(METHODS)} with FP8 weights, "
+            "and unquantised FP16"
         )
 
 
@@ -48,7 +48,7 @@ def refuse_backend(selected: str | None, supported: Iterable[str]) -> None:
 
 
 def switches(additional_config: Any) -> dict[str, bool]:  # noqa: ANN401 - whatever the user wrote
-    """Return `additional_config["sm70"]`, the routes that are switched. Raises ValueError, one line, for another form."""
+    """Return `additional_config["sm70"]`, which routes are switched. Raises ValueError, one line, for another form."""
     own = additional_config.get("sm70", {}) if isinstance(additional_config, dict) else {}
     if not isinstance(own, dict):
         raise ValueError(f'additional_config["sm70"] is {own!r}; wanted is an object of route names and true or false')
@@ -74,9 +74,7 @@ def enable_ops(custom_ops: list[str], switched: dict[str, bool], names: Iterable
 def disabled_ops(custom_ops: list[str], names: Iterable[str]) -> list[str]:
     """Return those of our operators that this configuration would not run."""
     everything = "all" in custom_ops
-    return [
-        name for name in names if f"-{name}" in custom_ops or (not everything and f"+{name}" not in custom_ops)
-    ]
+    return [name for name in names if f"-{name}" in custom_ops or (not everything and f"+{name}" not in custom_ops)]
 
 
 def check_ops(custom_ops: list[str], switched: dict[str, bool], names: Iterable[str]) -> None:

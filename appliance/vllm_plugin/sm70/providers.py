@@ -1,4 +1,4 @@
-"""Who computes a layer's core on this card: our kernel, else upstream's Triton kernel where it holds, else the reference.
+"""Who computes a layer's core on this card: our kernel, else upstream's Triton kernel if it holds, else the reference.
 
 Each choice is made once a process and kept with its reason, for the report.
 """

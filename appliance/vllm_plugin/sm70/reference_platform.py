@@ -60,9 +60,7 @@ class Sm70ReferencePlatform(CpuPlatform):  # type: ignore[misc]
         from appliance.vllm_plugin.sm70.attention import Sm70AttentionBackend
 
         # No capability: a CPU has none, and the references ask for none.
-        reasons = Sm70AttentionBackend.validate_configuration(
-            device_capability=None, **attn_selector_config._asdict()
-        )
+        reasons = Sm70AttentionBackend.validate_configuration(device_capability=None, **attn_selector_config._asdict())
         if reasons:
             raise ValueError(f"no attention backend for this layer: {', '.join(reasons)} ({attn_selector_config})")
         return rules.ATTENTION

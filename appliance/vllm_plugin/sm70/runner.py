@@ -116,7 +116,7 @@ class Sm70Steps:
                 counts.eager += 1
         return result
 
-    @torch.inference_mode()
+    @torch.inference_mode()  # type: ignore[untyped-decorator] # torch is not analysed
     def sample_tokens(self, *arguments: Any, **rest: Any) -> Any:  # noqa: ANN401
         """Sample, and mark requests whose logits are not finite.
 
