@@ -22,6 +22,7 @@ class Sm70SiluAndMul(SiluAndMul):  # type: ignore[misc]
     def __init__(self, *, compile_native: bool = True) -> None:
         super().__init__(compile_native=compile_native)
         self.fused = False
+        self._operator = operator("silu_and_mul")
         # On a CPU vLLM's constructor chooses its own torch version; choose again, by what is enabled.
         self._forward_method = self.dispatch_forward(compile_native=compile_native)
 
@@ -30,7 +31,7 @@ class Sm70SiluAndMul(SiluAndMul):  # type: ignore[misc]
         return x if self.fused else self._forward_method(x)
 
     def forward_cuda(self, x: torch.Tensor) -> torch.Tensor:
-        out: torch.Tensor = operator("silu_and_mul")(x)
+        out: torch.Tensor = self._operator(x)
         return out
 
     forward_cpu = forward_cuda

@@ -60,8 +60,6 @@ def shards_of(name: str, packed: Mapping[str, Sequence[str]]) -> list[str]:
 def ignored(name: str, entries: Iterable[str], packed: Mapping[str, Sequence[str]]) -> bool:
     """Say whether a module of vLLM stays unquantised. Raises LayoutError where its shards differ."""
     entries = list(entries)
-    if any(names_module(entry, canonical(name)) for entry in entries):
-        return True
     shards = shards_of(name, packed)
     kept = [shard for shard in shards if any(names_module(entry, shard) for entry in entries)]
     if kept and len(kept) != len(shards):
@@ -70,7 +68,8 @@ def ignored(name: str, entries: Iterable[str], packed: Mapping[str, Sequence[str
             f"the checkpoint's ignore list names {kept[0]} but not {other}, which are one layer here: "
             "both must be quantised, or neither"
         )
-    return bool(kept)
+    # An entry may name the fused layer; asked last, because an expression for one shard may match it too.
+    return bool(kept) or any(names_module(entry, canonical(name)) for entry in entries)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,14 +6,15 @@ import logging
 from typing import TYPE_CHECKING
 
 from vllm.config import get_current_vllm_config
+from vllm.model_executor.layers.mamba.gdn_linear_attn import GatedDeltaNetAttention
 from vllm.model_executor.model_loader import register_model_loader
 from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
 from vllm.model_executor.model_loader.dummy_loader import DummyModelLoader
 from vllm.model_executor.models.utils import PPMissingLayer, StageMissingLayer
 
-from appliance.vllm_plugin.sm70 import activation
+from appliance.vllm_plugin.sm70 import activation, full_attention
 from appliance.vllm_plugin.sm70.checkpoint_layout import Absent, TensorCheck, canonical, shards_of, unmatched
-from appliance.vllm_plugin.sm70.linear_fp8 import Sm70Fp8Config, Sm70Fp8LinearMethod
+from appliance.vllm_plugin.sm70.linear_fp8 import KeptWeightMethod, Sm70Fp8Config, Sm70Fp8LinearMethod
 from appliance.vllm_plugin.sm70.lm_head import Sm70Fp8HeadMethod
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ class Sm70ModelLoader(DefaultModelLoader):  # type: ignore[misc]
 
     def load_weights(self, model: torch.nn.Module, model_config: ModelConfig) -> None:
         """Load the weights. Raises LayoutError, one line, for an ignore entry or a tensor that does not fit."""
-        activation.pair_gate_up(model)
+        prepare(model)
         self._check = check_of(model, model_config)
         super().load_weights(model, model_config)
         if self._check is not None:
@@ -54,8 +55,17 @@ class Sm70DummyLoader(DummyModelLoader):  # type: ignore[misc]
     """vLLM's loader of random weights, with gate and up paired for fusion."""
 
     def load_weights(self, model: torch.nn.Module, model_config: ModelConfig) -> None:
-        activation.pair_gate_up(model)
+        prepare(model)
         super().load_weights(model, model_config)
+
+
+def prepare(model: torch.nn.Module) -> None:
+    """Tell a fresh model's layers what they cannot see for themselves, before its weights come."""
+    activation.pair_gate_up(model)
+    full_attention.bind(model)
+    for module in model.modules():
+        if isinstance(module, GatedDeltaNetAttention):
+            module.conv1d.quant_method = KeptWeightMethod()
 
 
 def check_of(model: torch.nn.Module, model_config: ModelConfig) -> TensorCheck | None:

@@ -47,12 +47,11 @@ class Fp8Layout:
         """
         if (head and not self.quantises_head) or ignored(name, self.ignore, packed):
             return None
-        schemes = {self._of_shard(shard) for shard in [canonical(name)]} - {None}
-        if not schemes:
-            schemes = {self._of_shard(shard) for shard in shards_of(name, packed)}
+        schemes = {self._of_shard(shard) for shard in shards_of(name, packed)}
         if len(schemes) > 1:
             raise SchemeError(f"the shards of {name} are quantised in different ways; one layer here wants one scheme")
-        return schemes.pop() or self.targets.get("Linear")
+        # A target may name the fused layer; asked last, because an expression for one shard may match it too.
+        return schemes.pop() or self._of_shard(canonical(name)) or self.targets.get("Linear")
 
     def _of_shard(self, name: str) -> Scheme | None:
         named = (scheme for target, scheme in self.targets.items() if target != "Linear" and names_module(target, name))

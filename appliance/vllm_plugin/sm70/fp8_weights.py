@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
+from vllm.config import get_current_vllm_config
 from vllm.model_executor.parameter import BasevLLMParameter
 
 from appliance.vllm_plugin.sm70 import operators
@@ -79,6 +80,11 @@ class ScaleParameter(BasevLLMParameter):  # type: ignore[misc]
     def _load(self, rows: torch.Tensor, offset: int, size: int, part: int) -> None:
         chosen = rows.narrow(0, part * size, size)[:: self.step]
         self.data.narrow(0, offset // self.step, size // self.step).copy_(chosen)
+
+
+def loads_random_weights() -> bool:
+    """Say whether the model that is being built gets random weights, whose scales would be nonsense."""
+    return bool(get_current_vllm_config().load_config.load_format == "dummy")
 
 
 def step_of(sizes: Sequence[int]) -> int:
@@ -200,13 +206,16 @@ def place(layer: torch.nn.Module, pieces: list[Packed]) -> list[tuple[int, int, 
 
 
 def multiply(
-    layer: torch.nn.Module, pieces: list[tuple[int, int, float]], x: torch.Tensor, bias: torch.Tensor | None, name: str
+    layer: torch.nn.Module,
+    pieces: list[tuple[int, int, float]],
+    x: torch.Tensor,
+    bias: torch.Tensor | None,
+    operator: Callable[..., torch.Tensor],
 ) -> torch.Tensor:
-    """Return what the operator `name` makes of x and the packed pieces of a layer, side by side, plus the bias."""
-    function = operators.operator(name)
+    """Return what a dense operator makes of x and the packed pieces of a layer, side by side, plus the bias."""
     outs = []
     for number, constants in enumerate(pieces):
         tensors = [getattr(layer, f"packed_{part}_{number}") for part in ("weight", "scale", "counters")]
-        outs.append(function(x, *tensors, *constants))
+        outs.append(operator(x, *tensors, *constants))
     out = outs[0] if len(outs) == 1 else torch.cat(outs, dim=-1)
     return out if bias is None else out + bias

@@ -9,7 +9,6 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 import torch
-from vllm.config import get_current_vllm_config
 from vllm.model_executor.layers.attention import Attention
 from vllm.model_executor.layers.linear import (
     LinearBase,
@@ -33,6 +32,7 @@ from appliance.vllm_plugin.sm70 import fp8_scheme, fp8_weights, lm_head
 from appliance.vllm_plugin.sm70.checkpoint_layout import shards_of
 from appliance.vllm_plugin.sm70.fp8_scheme import BLOCK, Scheme
 from appliance.vllm_plugin.sm70.fp8_weights import ScaleParameter, WeightError
+from appliance.vllm_plugin.sm70.operators import operator
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -41,6 +41,10 @@ if TYPE_CHECKING:
 
 METHODS = ("fp8", "compressed-tensors")
 """The `quant_method`s of checkpoints for which our configs answer."""
+
+KV_SCALES = ("q_scale", "k_scale", "v_scale", "prob_scale")
+NO_SCALE = -1.0
+"""vLLM's sign that the checkpoint gave no scale."""
 
 ShardId = str | int | tuple[int, ...] | None
 """What vLLM calls a matrix of a fused layer: q, k, v, a number, several numbers for one tensor; None for a whole."""
@@ -104,18 +108,36 @@ class Sm70CompressedTensorsConfig(Sm70Fp8Config):
 class Sm70KVCacheMethod(BaseKVCacheMethod):  # type: ignore[misc]
     """Scales of an FP8 KV cache: the checkpoint's, or 1.0 where it has none."""
 
+    def __init__(self, quant_config: QuantizationConfig) -> None:
+        super().__init__(quant_config)
+        self.dummy = fp8_weights.loads_random_weights()
+
     def create_weights(self, layer: torch.nn.Module) -> None:
         """Register the scales in float32; vLLM's own take the model's type, and FP16 loses small ones."""
         super().create_weights(layer)
-        for name in ("q_scale", "k_scale", "v_scale", "prob_scale"):
-            setattr(layer, name, torch.nn.Parameter(torch.tensor(-1.0, dtype=torch.float32), requires_grad=False))
+        for name in KV_SCALES:
+            scale = torch.nn.Parameter(torch.tensor(NO_SCALE, dtype=torch.float32), requires_grad=False)
+            setattr(layer, name, scale)
 
     def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
-        for name in ("k_scale", "v_scale"):
-            value = float(getattr(layer, name, -1.0))
-            if value != -1.0 and not 0.0 < value < float("inf"):
+        """Set the layer's scales. Raises WeightError, one line, for one that is no positive number."""
+        for name in KV_SCALES:
+            scale = getattr(layer, name, None)
+            if scale is None:
+                continue
+            if self.dummy:
+                scale.data.fill_(NO_SCALE)
+            value = float(scale)
+            if value != NO_SCALE and not 0.0 < value < float("inf"):
                 raise WeightError(f"{layer.layer_name}.{name} is {value}; a scale of the KV cache is a positive number")
         super().process_weights_after_loading(layer)
+
+
+class KeptWeightMethod(UnquantizedLinearMethod):  # type: ignore[misc]
+    """An unquantised weight that stays as it was loaded, for a layer whose weight others read (a convolution's)."""
+
+    def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
+        """Do nothing: on a CPU vLLM's own method wants a matrix, packs it and drops the weight."""
 
 
 @register_weight_loader_v2_supported_method
@@ -130,7 +152,8 @@ class Sm70Fp8LinearMethod(LinearMethodBase):  # type: ignore[misc]
         self.shards = shards
         self.activation: Sm70SiluAndMul | None = None
         self.unfused_reason: str | None = None
-        self.dummy = get_current_vllm_config().load_config.load_format == "dummy"
+        self.operator = operator("dense_w8a16")
+        self.dummy = fp8_weights.loads_random_weights()
         self.loaded: dict[str, set[ShardId]] = {}
         self.pieces: list[tuple[int, int, float]] = []
 
@@ -222,6 +245,7 @@ class Sm70Fp8LinearMethod(LinearMethodBase):  # type: ignore[misc]
         if gated:
             assert self.activation is not None
             self.activation.fused = True
+            self.operator = operator("dense_w8a16_silu_mul")
 
     def _check_complete(self, layer: torch.nn.Module) -> None:
         for leaf, seen in self.loaded.items():
@@ -231,8 +255,7 @@ class Sm70Fp8LinearMethod(LinearMethodBase):  # type: ignore[misc]
 
     def apply(self, layer: torch.nn.Module, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """Return x · Wᵀ + bias [..., N]; silu(gate) · up [..., N / 2] where the activation is fused."""
-        fused = self.activation is not None and self.activation.fused
-        return fp8_weights.multiply(layer, self.pieces, x, bias, "dense_w8a16_silu_mul" if fused else "dense_w8a16")
+        return fp8_weights.multiply(layer, self.pieces, x, bias, self.operator)
 
 
 def shards_in(layer: torch.nn.Module) -> Iterable[ShardId]:

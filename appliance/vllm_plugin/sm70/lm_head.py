@@ -18,6 +18,7 @@ from appliance.vllm_plugin.sm70 import fp8_weights
 from appliance.vllm_plugin.sm70.checkpoint_layout import canonical
 from appliance.vllm_plugin.sm70.fp8_scheme import BLOCK
 from appliance.vllm_plugin.sm70.fp8_weights import WeightError
+from appliance.vllm_plugin.sm70.operators import operator
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -62,9 +63,10 @@ class Sm70Fp8HeadMethod(QuantizeMethodBase):  # type: ignore[misc]
     def __init__(self, scheme: Scheme, prefix: str) -> None:
         self.scheme = scheme
         self.name = canonical(prefix)
-        self.dummy = get_current_vllm_config().load_config.load_format == "dummy"
+        self.dummy = fp8_weights.loads_random_weights()
         self.loaded: set[str] = set()
         self.step = 1
+        self.operator = operator("dense_w8a16")
         self.pieces: list[tuple[int, int, float]] = []
 
     def create_weights(
@@ -121,7 +123,7 @@ class Sm70Fp8HeadMethod(QuantizeMethodBase):  # type: ignore[misc]
 
     def apply(self, layer: torch.nn.Module, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """Return this rank's logits [rows, vocabulary of the rank] for hidden states [rows, K]."""
-        return fp8_weights.multiply(layer, self.pieces, x, bias, "dense_w8a16")
+        return fp8_weights.multiply(layer, self.pieces, x, bias, self.operator)
 
 
 def register() -> None:

@@ -19,16 +19,19 @@ CUSTOM_OPS = ("GemmaRMSNorm", "RMSNormGated")
 class Sm70GemmaRMSNorm(GemmaRMSNorm):  # type: ignore[misc]
     """x / rms(x) · (1 + weight) through `torch.ops.sm70.rms_norm` and `add_rms_norm`, one node for torch.compile."""
 
+    def __init__(self, hidden_size: int, eps: float = 1e-6) -> None:
+        super().__init__(hidden_size, eps)
+        self._rms_norm = operator("rms_norm")
+        self._add_rms_norm = operator("add_rms_norm")
+
     def forward_cuda(
         self, x: torch.Tensor, residual: torch.Tensor | None = None
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
         """Return the normed rows float16 [..., hidden]; with a residual, of x + residual, and that sum in float32."""
         if residual is None:
-            out: torch.Tensor = operator("rms_norm")(x, self.weight, self.variance_epsilon)
+            out: torch.Tensor = self._rms_norm(x, self.weight, self.variance_epsilon)
             return out
-        both: tuple[torch.Tensor, torch.Tensor] = operator("add_rms_norm")(
-            x, residual, self.weight, self.variance_epsilon
-        )
+        both: tuple[torch.Tensor, torch.Tensor] = self._add_rms_norm(x, residual, self.weight, self.variance_epsilon)
         return both
 
     forward_cpu = forward_cuda
@@ -39,6 +42,7 @@ class Sm70RMSNormGated(RMSNormGated):  # type: ignore[misc]
 
     def __init__(self, hidden_size: int, eps: float = 1e-5, **rest: object) -> None:
         super().__init__(hidden_size, eps=eps, **rest)
+        self._operator = operator("gated_rms_norm")
         form = (self.group_size in (None, hidden_size), self.norm_before_gate, self.activation in ("swish", "silu"))
         if not all(form):
             raise ValueError(
@@ -52,7 +56,7 @@ class Sm70RMSNormGated(RMSNormGated):  # type: ignore[misc]
             raise ValueError("RMSNormGated wants a gate z on SM70; it got none")
         head = x.shape[-1]
         heads = x.unsqueeze(1) if x.ndim == 2 else x.reshape(-1, x.shape[-2], head)
-        out: torch.Tensor = operator("gated_rms_norm")(heads, z.reshape(heads.shape), self.weight, self.eps)
+        out: torch.Tensor = self._operator(heads, z.reshape(heads.shape), self.weight, self.eps)
         return out.view(x.shape)
 
     forward_cpu = forward_cuda

@@ -33,7 +33,10 @@ _DEFINED_BY = {
 
 @cache
 def operator(name: str) -> Callable[..., Any]:
-    """Return `torch.ops.sm70.NAME`, a call that torch.compile sees as one node; on a CPU it runs the reference."""
+    """Return `torch.ops.sm70.NAME`, a call that torch.compile sees as one node; on a CPU it runs the reference.
+
+    To be called while a layer is built: torch.compile cannot trace the import.
+    """
     import torch
 
     import_module(_DEFINED_BY[name])
