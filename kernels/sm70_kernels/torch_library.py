@@ -11,7 +11,6 @@ if TYPE_CHECKING:
 
 LIBRARY = torch.library.Library("sm70", "FRAGMENT")
 
-
 _KERNELS: set[str] = set()
 
 

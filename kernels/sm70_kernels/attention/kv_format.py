@@ -25,5 +25,6 @@ def encoded(values: torch.Tensor, kv_dtype: str, scale: torch.Tensor) -> torch.T
 
 
 def decoded(stored: torch.Tensor, kv_dtype: str, dtype: torch.dtype) -> torch.Tensor:
-    """Return stored values in `dtype`, still to be multiplied by their scale if the format is FP8."""
-    return stored.to(dtype) if kv_dtype == "auto" else stored.view(FP8[kv_dtype]).to(dtype)
+    """Return stored values in `dtype`, packed, still to be multiplied by their scale if the format is FP8."""
+    codes = stored if kv_dtype == "auto" else stored.view(FP8[kv_dtype])
+    return codes.to(dtype, memory_format=torch.contiguous_format)

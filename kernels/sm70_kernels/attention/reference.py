@@ -6,18 +6,28 @@ those of the operators (`sm70_kernels.attention.operator`), checked there.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
 import torch
 
 from sm70_kernels.attention.kv_format import decoded, encoded
 from sm70_kernels.slots import sequence_of, write_rows
 
-TILE = {"cpu": 128}
-"""KV positions that are worked at a time. It depends on nothing else, so that neighbours in a batch change no bits."""
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
-TILE_ELSEWHERE = 1024
 
-WORK_ELEMENTS = 1 << 23
-"""Of gathered keys, and of scores, at a time: 32 MiB in FP32."""
+@dataclass(frozen=True, slots=True)
+class Tiling:
+    """How much is worked at a time: KV positions, and elements of gathered keys or of scores."""
+
+    positions: int
+    elements: int
+
+
+CPU = Tiling(positions=128, elements=1 << 20)
+CUDA = Tiling(positions=1024, elements=1 << 24)
 
 
 def kv_cache_write(
@@ -47,9 +57,14 @@ class _Rows:
         self._sum = query.new_zeros((*query.shape[:-1], 1))
         self._weighted = torch.zeros_like(query)
 
-    def take(self, keys: torch.Tensor, values: torch.Tensor, visible: torch.Tensor) -> None:
-        """Take in keys and values [batch, Hkv, tile, D]; `visible` is broadcast to [batch, Hkv, rows, tile]."""
-        scores = (self._query @ keys.transpose(-1, -2)).masked_fill_(~visible, -torch.inf)
+    def take(self, keys: torch.Tensor, values: torch.Tensor, visible: torch.Tensor | None) -> None:
+        """Take in keys and values [batch, Hkv, tile, D]; `visible` is broadcast to [batch, Hkv, rows, tile].
+
+        None means that all of it is visible.
+        """
+        scores = self._query @ keys.mT
+        if visible is not None:
+            scores.masked_fill_(~visible, -torch.inf)
         greatest = torch.maximum(self._greatest, scores.amax(-1, keepdim=True))
         weights = scores.sub_(greatest).exp_()
         shrink = (self._greatest - greatest).exp_()
@@ -89,17 +104,14 @@ def attention_decode(
     longest = block_table.shape[1] * kv_cache.shape[2]
     if not (query.is_cuda and torch.cuda.is_current_stream_capturing()):
         longest = min(longest, int(lengths.max()))
-    tile = TILE.get(query.device.type, TILE_ELSEWHERE)
     wide = _wide(query, scale, k_scale, kv_dtype).view(tokens, kv_heads, heads // kv_heads, head)
-    at_once = max(1, WORK_ELEMENTS // (tile * kv_heads * head))
+    tiling = CUDA if query.is_cuda else CPU
+    at_once = max(1, tiling.elements // (tiling.positions * kv_heads * head))
     for first in range(0, tokens, at_once):
         part = slice(first, first + at_once)
-        rows = _Rows(wide[part])
-        for start in range(0, longest, tile):
-            positions = torch.arange(start, start + tile, device=query.device)
-            visible = positions < lengths[part, None]
-            keys, values = _gathered(kv_cache, block_table[sequence[part]], positions, visible, kv_dtype, wide.dtype)
-            rows.take(keys, values, visible[:, None, None])
+        rows, pages = _Rows(wide[part]), block_table.index_select(0, sequence[part])
+        for positions, keys, values in _tiles(kv_cache, pages, lengths[part], longest, kv_dtype, wide.dtype):
+            rows.take(keys, values, (positions < lengths[part, None])[:, None, None])
         done = _scaled(rows.result(), v_scale, kv_dtype).view(-1, heads, head).to(out.dtype)
         done = torch.where((lengths[part] > 0)[:, None, None], done, 0)
         out[part] = torch.where(inside[part, None, None], done, out[part])
@@ -121,27 +133,27 @@ def attention_prefill(
     heads, head = query.shape[1:]
     kv_heads = kv_cache.shape[3]
     group = heads // kv_heads
-    tile = TILE.get(query.device.type, TILE_ELSEWHERE)
-    at_once = max(1, WORK_ELEMENTS // (tile * heads))
-    bounds, lengths = query_start_loc.tolist(), seq_lens.tolist()
-    for number, length in enumerate(lengths):
+    tiling = CUDA if query.is_cuda else CPU
+    at_once = max(1, tiling.elements // (tiling.positions * heads))
+    bounds = query_start_loc.tolist()
+    for number, length in enumerate(seq_lens.tolist()):
         computed = length - (bounds[number + 1] - bounds[number])
+        pages, held = block_table[number, None], seq_lens[number, None].long()
         for first in range(bounds[number], bounds[number + 1], at_once):
             last = min(first + at_once, bounds[number + 1])
             if length <= 0:
                 out[first:last] = 0
                 continue
             wide = _wide(query[first:last], scale, k_scale, kv_dtype)
-            grouped = wide.view(-1, kv_heads, group, head).permute(1, 2, 0, 3).reshape(1, kv_heads, -1, head)
-            rows = _Rows(grouped)
-            reach = computed + torch.arange(first - bounds[number] + 1, last - bounds[number] + 1, device=query.device)
-            end = computed + last - bounds[number]
-            for start in range(0, end, tile):
-                positions = torch.arange(start, min(start + tile, end), device=query.device)
-                held = positions[None] < length
-                keys, values = _gathered(kv_cache, block_table[number, None], positions, held, kv_dtype, wide.dtype)
-                visible = positions < reach[:, None]
-                rows.take(keys, values, visible.repeat(group, 1))
+            rows = _Rows(wide.view(-1, kv_heads, group, head).permute(1, 2, 0, 3).reshape(1, kv_heads, -1, head))
+            # Row i of the sequence sees computed + i + 1 positions.
+            nearest, end = computed + first - bounds[number] + 1, computed + last - bounds[number]
+            reach = torch.arange(nearest, end + 1, device=query.device)
+            stop = 0
+            for positions, keys, values in _tiles(kv_cache, pages, held, end, kv_dtype, wide.dtype):
+                stop += positions.shape[0]
+                visible = None if stop <= nearest else (positions < reach[:, None]).repeat(group, 1)
+                rows.take(keys, values, visible)
             done = rows.result().view(kv_heads, group, -1, head).permute(2, 0, 1, 3).reshape(-1, heads, head)
             done = torch.where((reach > 0)[:, None, None], done, 0)
             out[first:last] = _scaled(done, v_scale, kv_dtype).to(out.dtype)
@@ -157,22 +169,36 @@ def _scaled(result: torch.Tensor, v_scale: torch.Tensor, kv_dtype: str) -> torch
     return result if kv_dtype == "auto" else result * v_scale.reshape(())
 
 
-def _gathered(
+def _tiles(
     kv_cache: torch.Tensor,
     block_table: torch.Tensor,
-    positions: torch.Tensor,
-    held: torch.Tensor,
+    lengths: torch.Tensor,
+    end: int,
     kv_dtype: str,
     dtype: torch.dtype,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return keys and values [batch, Hkv, positions, D] of rows [batch, max_pages] of the block table.
+) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+    """Yield positions, and keys and values [batch, Hkv, positions, D], from 0 until `end` is reached.
 
-    Both are zero where `held` [batch, positions] is false, whatever stands in the table and in the cache.
+    `block_table` is [batch, max_pages] and `lengths` [batch]. A tile is as many whole pages as fit into it, or a part
+    of a page; it depends on nothing else, so that neighbours in a batch change no bits. Beyond a sequence's length its
+    values are zero and its keys of no meaning, whatever stands in the table and in the cache.
     """
-    page_size = kv_cache.shape[2]
-    columns = torch.div(positions, page_size, rounding_mode="floor").clamp(max=block_table.shape[1] - 1)
-    pages = torch.where(held, block_table[:, columns], 0).long()
-    offsets = (positions % page_size).expand(pages.shape)
-    both = kv_cache.transpose(1, 2)[pages, offsets].masked_fill_(~held[..., None, None, None], 0)
-    keys, values = decoded(both, kv_dtype, dtype).permute(2, 0, 3, 1, 4).unbind(0)
-    return keys, values
+    page_size, batch = kv_cache.shape[2], block_table.shape[0]
+    tile = (CUDA if kv_cache.is_cuda else CPU).positions
+    at_once = max(1, tile // page_size)
+    for first in range(0, -(-end // page_size), at_once):
+        columns = torch.arange(first, first + at_once, device=kv_cache.device)
+        entries = block_table.index_select(1, columns.clamp(max=block_table.shape[1] - 1))
+        pages = torch.where(columns * page_size < lengths[:, None], entries, 0).flatten()
+        for begin in range(0, page_size, tile):
+            offsets = torch.arange(begin, min(begin + tile, page_size), device=kv_cache.device)
+            positions = (columns[:, None] * page_size + offsets).flatten()
+            if first * page_size + begin >= end:
+                return
+            part = kv_cache[:, :, begin : begin + tile].index_select(0, pages)
+            parts = part.unflatten(0, (batch, at_once)).permute(2, 0, 4, 1, 3, 5)
+            keys, values = decoded(parts, kv_dtype, dtype).flatten(3, 4).unbind(0)
+            held = positions < lengths[:, None]
+            if kv_cache.is_cuda or not bool(held.all()):
+                values.masked_fill_(~held[:, None, :, None], 0)
+            yield positions, keys, values

@@ -32,10 +32,10 @@ def gdn_decode(
     wide = _wide(mixed_qkv, ssm_state)
     valid, slots = state_indices >= 0, (state_indices.clamp(min=0).long(),)
     columns = conv_state[..., : conv_weight.shape[1] - 1]
-    window = torch.cat((columns[slots].mT.to(wide), mixed_qkv[:, None].to(wide)), dim=1)
+    window = torch.cat((columns.index_select(0, slots[0]).mT.to(wide), mixed_qkv[:, None].to(wide)), dim=1)
     x = convolved(window, conv_weight.to(wide))[:, 0]
     token = heads_of(x, *gates(a, b, A_log, dt_bias, wide), key_heads, ssm_state.shape[-1])
-    state, result = step(ssm_state[slots].to(wide), token)
+    state, result = step(ssm_state.index_select(0, slots[0]).to(wide), token)
     write_rows(columns, slots, window[:, 1:].mT, valid)
     write_rows(ssm_state, slots, state, valid)
     out.copy_(torch.where(valid[:, None, None], result.to(out.dtype), 0))
@@ -115,7 +115,7 @@ def gdn_verify(
     token = (query_start_loc[:-1, None] + numbers).clamp(max=mixed_qkv.shape[0] - 1).long()
     base = (state_indices[:, 0].clamp(min=0).long(),)
     columns = conv_state[..., : width + rows - 2]
-    before = columns[base]
+    before = columns.index_select(0, base[0])
     shift = (accepted[:, None] - 1 + torch.arange(width - 1, device=count.device))[:, None]
     history = before.gather(2, shift.expand(-1, before.shape[1], -1))
     window = torch.cat((history.mT.to(wide), mixed_qkv[token].to(wide)), dim=1)
@@ -125,7 +125,7 @@ def gdn_verify(
     after = torch.where(kept[:, None], window[:, 1:].mT.to(before.dtype), before)
     write_rows(columns, base, after, present[:, 0])
 
-    state, results = ssm_state[begun.clamp(min=0).long()].to(wide), []
+    state, results = ssm_state.index_select(0, begun.clamp(min=0)).to(wide), []
     for row in range(rows):
         state, result = step(state, Tokens(*(getattr(tokens, name)[:, row] for name in Tokens.__slots__)))
         slots = state_indices[:, row]

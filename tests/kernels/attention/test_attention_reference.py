@@ -71,8 +71,8 @@ def test_the_result_may_be_wider_than_the_query(operator: str) -> None:
 def test_work_in_parts_changes_nothing(operator: str, monkeypatch: pytest.MonkeyPatch) -> None:
     cache, outs = PagedCache(WIDE, (200, 30, 77)), []
     query = cache.query(24)
-    for elements in (1, 1 << 14, reference.WORK_ELEMENTS):
-        monkeypatch.setattr(reference, "WORK_ELEMENTS", elements)
+    for elements in (1, 1 << 14, reference.CPU.elements):
+        monkeypatch.setattr(reference, "CPU", replace(reference.CPU, elements=elements))
         out = torch.zeros_like(query)
         cache.attend(operator, query, integers(0, 8, 16, 24), out)
         outs.append(out)
@@ -83,15 +83,15 @@ def test_memory_does_not_grow_with_the_context(monkeypatch: pytest.MonkeyPatch) 
     widest = []
     take = reference._Rows.take
 
-    def watched(rows: reference._Rows, keys: torch.Tensor, values: torch.Tensor, visible: torch.Tensor) -> None:
+    def watched(rows: reference._Rows, keys: torch.Tensor, *rest: torch.Tensor) -> None:
         widest.append(keys.numel())
-        take(rows, keys, values, visible)
+        take(rows, keys, *rest)
 
     monkeypatch.setattr(reference._Rows, "take", watched)
     cache = PagedCache(replace(WIDE, page_size=784, kv_heads=1, head=4), (3000, 1))
     for operator in BOTH:
         check(operator, cache, (3, 1))
-    assert max(widest) <= reference.TILE["cpu"] * 4 * 6
+    assert max(widest) <= reference.CPU.positions * 4 * 6
 
 
 def test_neighbours_change_no_bits_of_decode() -> None:
