@@ -23,7 +23,7 @@ REQUIRE_ACCELERATION = "VLLM_SM70_REQUIRE_PROFILE_ACCELERATION"
 OWN = (REQUIRE_ACCELERATION,)
 """Variables of our plugin that carry vLLM's prefix."""
 
-PLUGINS = ("appliance", "appliance_heartbeat")
+PLUGINS = ("appliance", "appliance_heartbeat", "appliance_sm70")
 """The names of our entry points, which VLLM_PLUGINS could leave out."""
 
 # A name that may hold a secret is neither shown nor repeated; the engine inherits it anyway.

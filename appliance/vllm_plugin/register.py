@@ -19,6 +19,7 @@ from appliance.acceleration.state import state_of_routes
 from appliance.rundir.cache_start import CacheStart
 from appliance.rundir.plan import PlanRecord
 from appliance.rundir.plugin_proof import PluginProof
+from appliance.vllm_plugin.sm70 import activate, platform_choice
 
 SERVER = "appliance.vllm_plugin.server.serve"
 """The program whose main process is the API server."""
@@ -29,9 +30,18 @@ SPAWNED = {"EngineCore": "core", "VllmWorker": "worker"}
 logger = logging.getLogger("vllm.appliance.plugin")
 
 
+def choose_platform() -> str | None:
+    """Return the path of our platform class, or None: vLLM's platform plugin, asked before anything else."""
+    return platform_choice.chosen()
+
+
 @functools.cache
 def register() -> None:
-    """Do this process's part, once. What fails is told in the proof: vLLM would log it and serve on without it."""
+    """Do this process's part, once. What fails is told in the proof: vLLM would log it and serve on without it.
+
+    Raises PlatformError where this machine needs our platform and vLLM took another; vLLM lets that pass.
+    """
+    activate.activate_if_chosen()
     role = process_role()
     configured = os.environ.get("APPLIANCE_RUN_DIR")
     if role is None or not configured:
@@ -76,8 +86,9 @@ def versions() -> dict[str, str]:
 def source_hash() -> str:
     """Return the SHA-256 over names and contents of the plugin's modules: a version alone is no evidence."""
     digest = hashlib.sha256()
-    for file in sorted(Path(__file__).parent.rglob("*.py")):
-        digest.update(f"{file.name}\0".encode() + hashlib.sha256(file.read_bytes()).digest())
+    folder = Path(__file__).parent
+    for file in sorted(folder.rglob("*.py")):
+        digest.update(f"{file.relative_to(folder)}\0".encode() + hashlib.sha256(file.read_bytes()).digest())
     return digest.hexdigest()
 
 

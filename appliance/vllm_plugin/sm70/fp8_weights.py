@@ -26,7 +26,7 @@ from appliance.vllm_plugin.sm70.fp8_scheme import BLOCK
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from sm70_kernels.pack.dense import PackedDense
+    from sm70_kernels.dense.pack import PackedDense
 
 SLAB_BYTES = 2 << 20
 """Of a weight that are packed at a time: packing takes about five times as much for itself."""

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     import torch
-    from synthetic_checkpoint import Checkpoint
+
+    from tests.vllm_plugin.sm70.synthetic_checkpoint import Checkpoint
 
 
 @pytest.fixture(scope="session")

@@ -143,8 +143,8 @@ def make(scheme: Scheme = "fp8-block", *, small: bool = False, head: bool | None
         each = each.repeat_interleave(128, 1)[:, : shape[1]] if block else each
         checkpoint.tensors |= {f"{full}.weight": weight, f"{full}.{leaf}": scale}
         checkpoint.matrices[name] = weight.double() * each
-    for name, shape in plain_shapes().items():
-        values = torch.randn(shape, generator=numbers) * 0.1
+    for name, plain in plain_shapes().items():
+        values = torch.randn(plain, generator=numbers) * 0.1
         checkpoint.tensors[PREFIX + name] = values if name.endswith("A_log") else values.bfloat16()
     # What the engine does not build: parts of the vision tower and of the MTP layer.
     checkpoint.tensors["model.visual.blocks.0.attn.qkv.weight"] = torch.zeros(192, 64).bfloat16()

@@ -6,8 +6,9 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 import pytest
-import synthetic_checkpoint as synthetic
 import torch
+
+from tests.vllm_plugin.sm70 import synthetic_checkpoint as synthetic
 
 if TYPE_CHECKING:
     from collections.abc import Callable

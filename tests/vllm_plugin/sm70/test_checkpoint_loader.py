@@ -7,15 +7,15 @@ import math
 from typing import TYPE_CHECKING, Any
 
 import pytest
-import synthetic_checkpoint as synthetic
 import torch
 
 from appliance.vllm_plugin.sm70.fp8_scheme import SchemeError
+from tests.vllm_plugin.sm70 import synthetic_checkpoint as synthetic
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from synthetic_checkpoint import Checkpoint
+    from tests.vllm_plugin.sm70.synthetic_checkpoint import Checkpoint
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what vLLM imports
 
@@ -170,7 +170,7 @@ def test_random_weights_load(load: Callable[..., Any]) -> None:
     model = load(synthetic.make(small=True), load_format="dummy")
     for layer in model.modules():
         method = getattr(layer, "quant_method", None)
-        if type(method).__name__ == "Sm70Fp8LinearMethod":
+        if method is not None and type(method).__name__ == "Sm70Fp8LinearMethod":
             out = method.apply(layer, torch.ones(2, layer.input_size_per_partition).half())
             assert bool(out.isfinite().all())
 

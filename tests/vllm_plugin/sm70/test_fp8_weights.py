@@ -6,10 +6,11 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 import pytest
-import synthetic_checkpoint as synthetic
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+
+from tests.vllm_plugin.sm70 import synthetic_checkpoint as synthetic
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -77,7 +78,7 @@ def test_packing_in_slabs_is_packing_at_once(monkeypatch: pytest.MonkeyPatch, bl
         assert torch.equal(ours, wanted) if torch.is_tensor(wanted) else ours == wanted, name
 
 
-class Memory(TorchDispatchMode):
+class Memory(TorchDispatchMode):  # type: ignore[misc]
     """Counts the bytes of all tensors that live, and the most there were."""
 
     def __init__(self, model: torch.nn.Module) -> None:

@@ -7,8 +7,9 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 import pytest
-import synthetic_checkpoint as synthetic
 import torch
+
+from tests.vllm_plugin.sm70 import synthetic_checkpoint as synthetic
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -18,7 +19,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what
 TOKENS = 6
 
 
-class Attention(torch.nn.Module):
+class Attention(torch.nn.Module):  # type: ignore[misc]
     """Stands in for paged attention: every head sees its own token, so that q, k and v all matter."""
 
     def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:

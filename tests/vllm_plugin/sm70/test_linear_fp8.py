@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
-import synthetic_checkpoint as synthetic
 import torch
+
+from tests.vllm_plugin.sm70 import synthetic_checkpoint as synthetic
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from synthetic_checkpoint import Scheme
+    from tests.vllm_plugin.sm70.synthetic_checkpoint import Scheme
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what vLLM imports
 
