@@ -84,6 +84,7 @@ def config(sm70: None, tmp_path: Path) -> Callable[..., Any]:
         custom_ops: list[str] | None = None,
         load_format: str = "auto",
         additional: dict[str, Any] | None = None,
+        images: int = 0,
     ) -> Any:
         folder = checkpoint.write(tmp_path / f"checkpoint-{next(number)}")
         model = ModelConfig(
@@ -91,7 +92,7 @@ def config(sm70: None, tmp_path: Path) -> Callable[..., Any]:
             dtype="float16",
             skip_tokenizer_init=True,
             max_model_len=256,
-            limit_mm_per_prompt={"image": 0, "video": 0},
+            limit_mm_per_prompt={"image": images, "video": images},
         )
         compilation = CompilationConfig(custom_ops=["none", *(enabled if custom_ops is None else custom_ops)])
         return VllmConfig(
