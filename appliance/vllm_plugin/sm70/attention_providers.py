@@ -140,11 +140,11 @@ def triton_fails(heads: int, head: int) -> str:
 
 
 def _tried(function: Callable[..., None], heads: int, head: int) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator("cpu").manual_seed(0)
     page, pages, kv_heads = 32, 12, 1 if heads % 2 else 2
 
     def random(*shape: int) -> torch.Tensor:
-        return torch.randn(shape, generator=generator).half().cuda()
+        return torch.randn(shape, generator=generator, device="cpu").half().cuda()
 
     cache_ = random(pages, 2, page, kv_heads, head)
     lengths = torch.tensor([1, page, 3 * page + 5], dtype=torch.int32, device="cuda")

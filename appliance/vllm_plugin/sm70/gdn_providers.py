@@ -98,10 +98,10 @@ def triton_fails() -> str:
 
 def _tried(function: Callable[..., None]) -> tuple[torch.Tensor, ...]:
     """Run a decode step of this model's head sizes, a padding sequence in it; return its results."""
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator("cpu").manual_seed(0)
 
     def random(*shape: int) -> torch.Tensor:
-        return torch.randn(shape, generator=generator).half().cuda()
+        return torch.randn(shape, generator=generator, device="cpu").half().cuda()
 
     key_heads, value_heads, head, width, slots = 4, 12, 128, 4, 5
     channels = 2 * key_heads * head + value_heads * head

@@ -8,12 +8,11 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import torch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
-
-    import torch
 
     from tests.vllm_plugin.sm70.synthetic_checkpoint import Checkpoint
 
@@ -47,12 +46,15 @@ def sm70(gloo: None) -> Iterator[None]:
         model_loader._LOAD_FORMAT_TO_MODEL_LOADER,
     )
     before = [dict(registry) for registry in registries]
+    dtype = torch.get_default_dtype()
     for ours in (linear_fp8, lm_head, norms, activation, checkpoint_loader):
         ours.register()
     yield
     for registry, entries in zip(registries, before, strict=True):
         registry.clear()
         registry.update(entries)
+    # A load that fails leaves vLLM's default type behind.
+    torch.set_default_dtype(dtype)
 
 
 @contextlib.contextmanager
