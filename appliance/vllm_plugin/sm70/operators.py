@@ -10,7 +10,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     import torch
-
     from sm70_kernels.pack.dense import PackedDense
 
 _DEFINED_BY = {
