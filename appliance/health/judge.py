@@ -151,7 +151,7 @@ def _serving(
         *_silent(heartbeat, now),
         *_unlisted(phase),
         *_unproven(phase, plugin_errors),
-        *_routes_missing(acceleration, plan, routes_off),
+        *_routes_missing(acceleration, plan, _faulty(acceleration, routes_off)),
     ]
     if faults:
         return Report("degraded", "; ".join(faults), True, True, False, elapsed, budget, details)
@@ -251,6 +251,21 @@ def _routes_off(acceleration: Record | None, plan: Record | None) -> tuple[dict[
             reason = str(route.get("reason") or route.get("state"))
             (overridden if reason == "user_override" else missed)[name] = reason
     return missed, overridden
+
+
+def _faulty(acceleration: Record | None, missed: dict[str, str]) -> dict[str, str]:
+    """Return the missed routes that are a fault of this start.
+
+    A kernel that this build has on no card is none: the engine serves rightly without it, and told it stays.
+    """
+    routes = (acceleration or {}).get("routes")
+    routes = routes if isinstance(routes, dict) else {}
+    return {name: reason for name, reason in missed.items() if not _not_built(routes.get(name))}
+
+
+def _not_built(route: object) -> bool:
+    details = route.get("details") if isinstance(route, dict) else None
+    return isinstance(details, dict) and details.get("not_built") is True
 
 
 def _routes_missing(acceleration: Record | None, plan: Record | None, missed: dict[str, str]) -> list[str]:

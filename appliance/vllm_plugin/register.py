@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import appliance
-from appliance.acceleration.state import state_of_routes
 from appliance.health import rundir
-from appliance.vllm_plugin.sm70 import activate, platform_choice
+from appliance.vllm_plugin.sm70 import activate, platform_choice, routes
 
 SERVER = "appliance.vllm_plugin.server.serve"
 """The program whose main process is the API server."""
@@ -96,8 +95,9 @@ def _publish_routes(run_dir: Path) -> dict[str, str]:
     plan = rundir.read(run_dir, rundir.PLAN) or {}
     cache = rundir.read(run_dir, rundir.CACHE)
     cuda = bool(current_platform.is_cuda())
-    routes = state_of_routes(cuda=cuda, plan=plan, environment=os.environ, cache=cache)
-    rundir.write(run_dir, rundir.ACCELERATION, routes)
+    ours = cuda or type(current_platform).__module__.startswith("appliance.")
+    report = routes.before_load(active=ours, plan=plan, environment=os.environ, cache=cache)
+    rundir.write(run_dir, rundir.ACCELERATION, report)
     if not cuda or importlib.util.find_spec("sm70_kernels") is None:
         return {}
     from sm70_kernels import registry
