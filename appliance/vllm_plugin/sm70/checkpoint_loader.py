@@ -69,7 +69,7 @@ def prepare(model: torch.nn.Module) -> None:
 
 
 def check_of(model: torch.nn.Module, model_config: ModelConfig) -> TensorCheck | None:
-    """Return the check for one load; None where the config is not ours, or the model is a drafter.
+    """Return the check for one load; None where the config is not ours, or the model is a drafter or a pipeline stage.
 
     A drafter is loaded from a part of the checkpoint, its own loader picks what it needs.
     Raises LayoutError for an ignore entry that names nothing.
@@ -77,6 +77,9 @@ def check_of(model: torch.nn.Module, model_config: ModelConfig) -> TensorCheck |
     vllm_config = get_current_vllm_config()
     config = vllm_config.quant_config
     if not isinstance(config, Sm70Fp8Config) or model_config is not vllm_config.model_config:
+        return None
+    if vllm_config.parallel_config.pipeline_parallel_size > 1:
+        logger.warning("Tensors are not held against the ignore list: a pipeline stage has only some of the modules")
         return None
     absent = absent_parts(model)
     packed = config.packed_modules_mapping

@@ -197,7 +197,12 @@ def _in_slabs(
 
 
 def place(layer: torch.nn.Module, pieces: list[Packed]) -> list[tuple[int, int, float]]:
-    """Register packed pieces as parameters of a layer, and return the constants (n, k, unit) of each."""
+    """Register packed pieces as parameters of a layer, and return the constants (n, k, unit) of each.
+
+    On a GPU the operators' workspace is taken here, before memory is measured and graphs are captured.
+    """
+    if pieces[0].weight.is_cuda:
+        operators.reserve_workspace(pieces[0].weight.device)
     for number, piece in enumerate(pieces):
         for name in ("weight", "scale", "counters"):
             tensor = torch.nn.Parameter(getattr(piece, name), requires_grad=False)

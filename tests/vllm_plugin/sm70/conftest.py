@@ -8,12 +8,12 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import torch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    import torch
     from synthetic_checkpoint import Checkpoint
 
 
@@ -46,12 +46,15 @@ def sm70(gloo: None) -> Iterator[None]:
         model_loader._LOAD_FORMAT_TO_MODEL_LOADER,
     )
     before = [dict(registry) for registry in registries]
+    dtype = torch.get_default_dtype()
     for ours in (linear_fp8, lm_head, norms, activation, checkpoint_loader):
         ours.register()
     yield
     for registry, entries in zip(registries, before, strict=True):
         registry.clear()
         registry.update(entries)
+    # A load that fails leaves vLLM's default type behind.
+    torch.set_default_dtype(dtype)
 
 
 @contextlib.contextmanager
@@ -83,6 +86,7 @@ def config(sm70: None, tmp_path: Path) -> Callable[..., Any]:
         custom_ops: list[str] | None = None,
         load_format: str = "auto",
         additional: dict[str, Any] | None = None,
+        images: int = 0,
     ) -> Any:
         folder = checkpoint.write(tmp_path / f"checkpoint-{next(number)}")
         model = ModelConfig(
@@ -90,7 +94,7 @@ def config(sm70: None, tmp_path: Path) -> Callable[..., Any]:
             dtype="float16",
             skip_tokenizer_init=True,
             max_model_len=256,
-            limit_mm_per_prompt={"image": 0, "video": 0},
+            limit_mm_per_prompt={"image": images, "video": images},
         )
         compilation = CompilationConfig(custom_ops=["none", *(enabled if custom_ops is None else custom_ops)])
         return VllmConfig(

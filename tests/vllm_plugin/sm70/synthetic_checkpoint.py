@@ -137,14 +137,14 @@ def make(scheme: Scheme = "fp8-block", *, small: bool = False, head: bool | None
             checkpoint.matrices[name] = plain.double()
             continue
         weight = (torch.randn(shape, generator=numbers) * 60).to(torch.float8_e4m3fn)
-        sizes = (math.ceil(shape[0] / 128), math.ceil(shape[1] / 128)) if block else (shape[0], 1)
-        scale = (torch.rand(sizes, generator=numbers) * 0.002 + 0.0005).bfloat16()
+        grid = (math.ceil(shape[0] / 128), math.ceil(shape[1] / 128)) if block else (shape[0], 1)
+        scale = (torch.rand(grid, generator=numbers) * 0.002 + 0.0005).bfloat16()
         each = scale.double().repeat_interleave(128, 0)[: shape[0]] if block else scale.double()
         each = each.repeat_interleave(128, 1)[:, : shape[1]] if block else each
         checkpoint.tensors |= {f"{full}.weight": weight, f"{full}.{leaf}": scale}
         checkpoint.matrices[name] = weight.double() * each
-    for name, shape in plain_shapes().items():
-        values = torch.randn(shape, generator=numbers) * 0.1
+    for name, sizes in plain_shapes().items():
+        values = torch.randn(sizes, generator=numbers) * 0.1
         checkpoint.tensors[PREFIX + name] = values if name.endswith("A_log") else values.bfloat16()
     # What the engine does not build: parts of the vision tower and of the MTP layer.
     checkpoint.tensors["model.visual.blocks.0.attn.qkv.weight"] = torch.zeros(192, 64).bfloat16()

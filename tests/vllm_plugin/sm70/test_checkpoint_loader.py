@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -169,7 +170,7 @@ def test_nvfp4_is_refused_before_anything_is_loaded(load: Callable[..., Any]) ->
 def test_random_weights_load(load: Callable[..., Any]) -> None:
     model = load(synthetic.make(small=True), load_format="dummy")
     for layer in model.modules():
-        method = getattr(layer, "quant_method", None)
+        method: Any = getattr(layer, "quant_method", None)
         if type(method).__name__ == "Sm70Fp8LinearMethod":
             out = method.apply(layer, torch.ones(2, layer.input_size_per_partition).half())
             assert bool(out.isfinite().all())
@@ -209,3 +210,51 @@ def test_the_kv_scales_are_the_checkpoints_or_one(
     wanted = given or (1.0, 1.0)
     assert (float(layer._k_scale), float(layer._v_scale)) == pytest.approx(wanted, rel=1e-6)
     assert not hasattr(layer, "k_scale")
+
+
+def test_the_tensors_that_are_wanted_are_those_of_transformers(config: Callable[..., Any]) -> None:
+    """The vision tower too: a name that only one side has would stop a good checkpoint."""
+    from transformers.models.qwen3_5 import Qwen3_5Config, Qwen3_5ForConditionalGeneration
+    from vllm.config import set_current_vllm_config
+    from vllm.model_executor.model_loader.utils import initialize_model
+    from vllm.utils.torch_utils import set_default_torch_dtype
+
+    from appliance.vllm_plugin.sm70.checkpoint_layout import canonical
+    from appliance.vllm_plugin.sm70.checkpoint_loader import absent_parts, tensor_check
+
+    vllm_config = config(synthetic.make(), images=1)
+    with set_current_vllm_config(vllm_config), set_default_torch_dtype(torch.float16):
+        model = initialize_model(vllm_config=vllm_config)
+    absent = absent_parts(model)
+    assert set(absent.reasons) == {"mtp"}
+    check = tensor_check(model, vllm_config.quant_config.packed_modules_mapping, absent)
+    with torch.device("meta"):
+        theirs = Qwen3_5ForConditionalGeneration(Qwen3_5Config.from_pretrained(vllm_config.model_config.model))
+    wanted = {canonical(name) for name in theirs.state_dict()}
+    assert {name for name in check.expected if not name.endswith("weight_scale_inv")} == wanted
+    assert {f"{name}.weight_scale_inv" for name in check.quantised} == check.expected - wanted
+    assert set(check.quantised) == {name for name in synthetic.LINEARS if name not in synthetic.SMALL}
+
+
+def test_a_rank_whose_inputs_are_no_whole_blocks_is_refused(
+    config: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from vllm.config import set_current_vllm_config
+    from vllm.distributed import parallel_state
+    from vllm.model_executor.layers.linear import RowParallelLinear
+
+    vllm_config = config(synthetic.make())
+    monkeypatch.setattr(parallel_state, "_TP", SimpleNamespace(rank_in_group=0, world_size=8))
+    says = r"down_proj has 64 inputs on a rank, no multiple of 128, .*: serve it with fewer ranks"
+    with set_current_vllm_config(vllm_config), pytest.raises(ValueError, match=says):
+        RowParallelLinear(512, 256, quant_config=vllm_config.quant_config, prefix="layers.0.mlp.down_proj")
+
+
+def test_a_drafter_is_not_held_against_the_whole_checkpoint(config: Callable[..., Any]) -> None:
+    from vllm.config import set_current_vllm_config
+
+    from appliance.vllm_plugin.sm70.checkpoint_loader import check_of
+
+    vllm_config = config(synthetic.make())
+    with set_current_vllm_config(vllm_config):
+        assert check_of(torch.nn.Module(), object()) is None

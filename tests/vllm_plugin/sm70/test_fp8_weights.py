@@ -77,7 +77,7 @@ def test_packing_in_slabs_is_packing_at_once(monkeypatch: pytest.MonkeyPatch, bl
         assert torch.equal(ours, wanted) if torch.is_tensor(wanted) else ours == wanted, name
 
 
-class Memory(TorchDispatchMode):
+class Memory(TorchDispatchMode):  # type: ignore[misc]
     """Counts the bytes of all tensors that live, and the most there were."""
 
     def __init__(self, model: torch.nn.Module) -> None:

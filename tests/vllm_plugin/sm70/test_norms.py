@@ -8,7 +8,7 @@ import pytest
 import torch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what vLLM imports
 
@@ -16,7 +16,7 @@ HIDDEN, HEAD = 320, 64
 
 
 @pytest.fixture
-def build(sm70: None) -> Iterator[Callable[..., Any]]:
+def build(sm70: None) -> Callable[..., Any]:
     """Construct a class of vLLM as a model does, with some custom ops enabled."""
     from vllm.config import CompilationConfig, VllmConfig, set_current_vllm_config
 
