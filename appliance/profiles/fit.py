@@ -75,8 +75,9 @@ class Judge:
         self.count = own if needs.gpus and isinstance(own, int) else needs.gpus
 
     def fit(self, pinned: bool) -> Fit:
-        """Return the verdict. Only when `pinned` is a portable profile taken where GPUs are, or one that this build lacks
-        operators for.
+        """Return the verdict.
+
+        Only when `pinned` does a portable profile fit where GPUs are, and one that this build lacks operators for.
         """
         self._check_checkpoint()
         self._check_build(pinned)

@@ -16,7 +16,7 @@ from tests.vllm_plugin.sm70.test_routes import EVERY
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytest.importorskip("vllm")
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what vLLM imports
 
 FACTS = Facts(active=True, capability=(7, 0), kernels=EVERY, operators=EVERY)
 
