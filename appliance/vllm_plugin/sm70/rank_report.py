@@ -87,7 +87,7 @@ def publish(
     told = {rank: {"routes": {name: asdict(state) for name, state in states.items()}} for rank, states in ranks.items()}
     first = ranks[min(ranks)]
     whole = gathered(report.report(profile, expected, dict(first)), told, len(ranks))
-    written = {name: value for name, value in whole.items() if name not in ("ranks", "missing_ranks")}
+    written = {name: value for name, value in whole.items() if name not in ("ranks", "missing_ranks", "kernel_builds")}
     for route in written["routes"].values():
         route["details"].pop("ranks", None)
     rundir.write(run_dir, rundir.ACCELERATION, written)
@@ -142,6 +142,7 @@ class RankReporter:
         """Stop the thread and write what the counters have come to. Called from the worker's shutdown; idempotent."""
         self._ending.set()
         self.flush()
+        self._finalize.cancel()
 
     def _write(self, refused: str | None = None) -> None:
         try:

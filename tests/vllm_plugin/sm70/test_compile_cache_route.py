@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from appliance.acceleration.state import state_of_routes
+from appliance.vllm_plugin.sm70.routes import before_load
 
 
 def route(cache: dict[str, Any] | None, **environment: str) -> dict[str, Any]:
-    report = state_of_routes(cuda=True, plan={}, environment=environment, cache=cache)
+    report = before_load(active=True, plan={}, environment=environment, cache=cache)
     return dict(report["routes"]["compile_cache"])
 
 
