@@ -8,7 +8,7 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from appliance.cache import facts as gathering
@@ -75,7 +75,6 @@ def test_the_parts_are_those_of_the_design_and_readable() -> None:
     assert parts["model"] == "m draft d"
 
 
-@settings(deadline=None)
 @given(st.dictionaries(st.text(), st.text(), min_size=1), st.data())
 def test_any_part_that_changes_changes_the_key_and_their_order_does_not(parts: dict[str, str], data: Any) -> None:
     name = data.draw(st.sampled_from(sorted(parts)))
@@ -85,7 +84,6 @@ def test_any_part_that_changes_changes_the_key_and_their_order_does_not(parts: d
     assert len(key_of(parts)) == 32
 
 
-@settings(deadline=None)
 @given(st.dictionaries(st.text(), st.text()), st.dictionaries(st.text(), st.text()))
 def test_no_two_sets_of_parts_share_a_key(one: dict[str, str], two: dict[str, str]) -> None:
     assert (key_of(one) == key_of(two)) == (one == two)
@@ -147,19 +145,16 @@ def test_what_no_compiler_sees_does_not(plan: dict[str, Any]) -> None:
 VALUES = st.one_of(st.none(), st.booleans(), st.integers(), st.text(max_size=8), st.lists(st.text(max_size=4)))
 
 
-@settings(deadline=None)
 @given(st.sampled_from(sorted(_ARGUMENTS)), VALUES)
 def test_no_excluded_argument_is_in_the_key(name: str, value: Any) -> None:
     assert key(changed("arguments", name, to={"value": value, "source": "command line"})) == key()
 
 
-@settings(deadline=None)
 @given(st.sampled_from(sorted(set(arguments.table()) - _ARGUMENTS)), st.text(min_size=1))
 def test_every_other_argument_of_vllm_is(name: str, value: str) -> None:
     assert key(changed("arguments", name, to={"value": f"x{value}", "source": "command line"})) != key()
 
 
-@settings(deadline=None)
 @given(st.sampled_from(sorted(_ENVIRONMENT)), st.text(max_size=20))
 def test_no_excluded_variable_is_in_the_key(name: str, value: str) -> None:
     assert key(environ={name: value}) == key()

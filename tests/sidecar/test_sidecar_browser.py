@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
     Put = Callable[..., None]
 
+pytestmark = pytest.mark.processes
+
 HOSTILE = "<script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">"
 
 FLAGS = (

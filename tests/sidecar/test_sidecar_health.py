@@ -145,7 +145,7 @@ FIELDS = ("phase", "at", "since", "started", "budget_s", "stall_grace_s", "stopp
 BEATS = ("at", "step", "step_at", "running", "waiting", "in_flight", "sockets", "awaiting", "busy_since", "kv_usage")
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 @given(
     phase=st.dictionaries(st.sampled_from(FIELDS), JSON, max_size=3),
     heartbeat=st.dictionaries(st.sampled_from(BEATS), JSON, max_size=3),

@@ -176,6 +176,7 @@ def test_the_api_key_is_in_no_answer(get: Get, run_dir: Path, put: Put, tmp_path
     assert get("/v1/profile").json()["settings"]["api_key"]["value"] == "set"
 
 
+@pytest.mark.needs("engine")
 def test_version_takes_the_word_of_the_engines_process(get: Get, put: Put, run_dir: Path) -> None:
     put()
     (run_dir / rundir.PLUGINS).mkdir()

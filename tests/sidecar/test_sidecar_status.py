@@ -319,7 +319,7 @@ SAID = ("phase", "at", "since", "started", "budget_s", "stopped", "models", "rea
 ASKED = ("/status", "/v1/status", "/metrics", "/v1/cache", "/v1/sm70/acceleration", "/v1/topology", "/v1/profile")
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 @given(
     plan=st.dictionaries(st.sampled_from(PLANNED), JSON, max_size=2),
     acceleration=st.dictionaries(st.sampled_from(TOLD), JSON, max_size=2),

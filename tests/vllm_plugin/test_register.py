@@ -151,9 +151,10 @@ def test_the_signal_dumps_all_threads_and_lets_the_process_live() -> None:
         "import os, threading, time\n"
         "from appliance.vllm_plugin import stack_dump\n"
         "stack_dump.dump_on_signal()\nstack_dump.dump_on_signal()\n"
-        "def waiting_for_a_step(): time.sleep(60)\n"
+        "there = threading.Event()\n"
+        "def waiting_for_a_step(): there.set(); time.sleep(60)\n"
         "threading.Thread(target=waiting_for_a_step, daemon=True).start()\n"
-        "time.sleep(0.2)\nos.kill(os.getpid(), stack_dump.SIGNAL)\nprint('alive')\n"
+        "there.wait()\nos.kill(os.getpid(), stack_dump.SIGNAL)\nprint('alive')\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout == "alive\n"

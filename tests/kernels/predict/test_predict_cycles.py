@@ -14,6 +14,8 @@ from sm70_kernels.predict.simulate.issue import bank_conflict
 from sm70_kernels.predict.simulate.sm import Load, simulate
 from tests.kernels.predict.counted_kernels import BANKS, CHASE, COPY, FFMA, HMMA, compiled, predicted
 
+pytestmark = pytest.mark.needs("engine")
+
 OUT = Buffer(4096)
 IN = Buffer(4096)
 

@@ -20,6 +20,8 @@ from tests.kernels.predict.counted_kernels import COPY, FFMA, HEAD, compiled, pr
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+pytestmark = pytest.mark.needs("engine")
+
 OUT = Buffer(1 << 20)
 
 

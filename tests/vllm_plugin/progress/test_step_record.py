@@ -69,7 +69,7 @@ def lines(folder: Path, name: str = rundir.STEPS) -> list[dict[str, Any]]:
 
 
 def until(true: Callable[[], bool]) -> None:
-    end = time.monotonic() + 30
+    end = time.monotonic() + 120
     while not true():
         assert time.monotonic() < end
         time.sleep(0.005)
