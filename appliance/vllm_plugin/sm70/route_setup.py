@@ -103,7 +103,14 @@ def agreed(every: list[Mapping[str, RouteState]], rank: int) -> dict[str, RouteS
 
 def _exchange(group: tactics.Group, own: dict[str, RouteState]) -> list[Mapping[str, RouteState]]:
     """Return the states of every rank of the group, in their order, the same on all."""
-    return [group.broadcast_object(own, src=source) for source in range(group.world_size)]
+    if group.world_size == 1:
+        return [own]
+    import torch
+
+    # Not broadcast_object: where vLLM has a message queue between its ranks, only the first may send.
+    every: list[Any] = [None] * group.world_size
+    torch.distributed.all_gather_object(every, own, group=group.cpu_group)
+    return every
 
 
 def _log(states: Mapping[str, RouteState], expected: tuple[str, ...], view: admission.View, facts: Facts) -> None:

@@ -26,6 +26,7 @@ class Alone:
 
     rank_in_group = 0
     world_size = 1
+    cpu_group: Any = None
 
     def broadcast_object(self, obj: Any = None, src: int = 0) -> Any:
         assert src == 0
