@@ -155,7 +155,8 @@ class Life:
         while self.engine.returncode() is None and rundir.clock() < end:
             self.phase.write()
             self.guardian.pause()
-        return self._failed(what, where)
+        # A worker that refuses to start takes its core with it; the server's status says that it was no failure.
+        return self._died(2) if self.engine.returncode() == 2 else self._failed(what, where)
 
     def _answers(self, now: float) -> Ending | None:
         """Become ready when the engine lists the model, has proven its plugin and has given tokens.

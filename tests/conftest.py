@@ -71,3 +71,9 @@ def pytest_configure() -> None:
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Any:
     """Share out by file, whatever --dist says: pytest-xdist 3.8 does not see its own groups under this pytest."""
     return OneEngineAtATime(config, log)
+
+
+@pytest.fixture
+def complete_build(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A build that has every operator which a route names: what is chosen then depends on the machine alone."""
+    monkeypatch.setattr("appliance.acceleration.routes.NOT_BUILT", frozenset())

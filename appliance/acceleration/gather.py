@@ -24,7 +24,8 @@ def gathered(report: Record, ranks: Mapping[int, RankReport], world_size: int) -
     A route of which ranks report is in the state that they agree on, with each one's details under
     `details.ranks.RANK`. Where they differ it is `disabled`, and the reason names the ranks that differ from the most
     (from the lowest rank where there is no majority). `ranks` of the answer lists who reported, `missing_ranks` who of
-    `world_size` did not, once any has; `differing` has state and reason by route and rank.
+    `world_size` did not, once any has; `differing` has state and reason by route and rank,
+    `kernel_builds` the SHA-256 of each rank's kernels.
     """
     routes = {name: dict(route) for name, route in report["routes"].items()}
     differing: dict[str, Record] = {}
@@ -56,6 +57,7 @@ def gathered(report: Record, ranks: Mapping[int, RankReport], world_size: int) -
         "ranks": sorted(ranks),
         "missing_ranks": silent,
         "differing": differing,
+        "kernel_builds": {str(rank): record.kernels for rank, record in sorted(ranks.items()) if record.kernels},
     }
 
 

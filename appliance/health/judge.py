@@ -157,7 +157,7 @@ def _serving(
         *_silent(heartbeat, now),
         *_unlisted(phase),
         *_unproven(phase, plugin_errors),
-        *_routes_missing(acceleration, plan, routes_off),
+        *_routes_missing(acceleration, plan, _faulty(acceleration, routes_off)),
     ]
     if faults:
         return Report("degraded", "; ".join(faults), True, True, False, elapsed, budget, details)
@@ -250,6 +250,15 @@ def _routes_off(
             reason = route.reason or str(route.state)
             (overridden if reason == "user_override" else missed)[name] = reason
     return missed, overridden
+
+
+def _faulty(acceleration: AccelerationReport | None, missed: dict[str, str]) -> dict[str, str]:
+    """Return the missed routes that are a fault of this start.
+
+    A kernel that this build has on no card is none: the engine serves rightly without it, and the report says so.
+    """
+    routes = (acceleration or AccelerationReport()).routes
+    return {name: reason for name, reason in missed.items() if not (name in routes and routes[name].not_built)}
 
 
 def _routes_missing(

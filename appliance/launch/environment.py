@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 TABLE = CONFIG / "vllm" / f"environment-{VLLM}.json"
 
 REQUIRE_ACCELERATION = "VLLM_SM70_REQUIRE_PROFILE_ACCELERATION"
-OWN = (REQUIRE_ACCELERATION,)
+OWN = (REQUIRE_ACCELERATION, "VLLM_FLASH_V100_XQA_G6_DUAL_CTA_MIN_BATCH")
 """Variables of our plugin that carry vLLM's prefix."""
 
 PLUGINS = ("appliance", "appliance_heartbeat", "appliance_sm70")

@@ -41,6 +41,11 @@ class RouteReport(Record):
         """See Record."""
         return asdict(self)
 
+    @property
+    def not_built(self) -> bool:
+        """Whether it is off because this build has its kernel on no card."""
+        return self.details.get("not_built") is True
+
 
 def routes_of(value: object) -> dict[str, RouteReport]:
     """Return the routes under `routes` of a JSON object by their name; what is no object is left out."""

@@ -19,16 +19,45 @@ class RankReport(Record):
     """What the process `pid` says of the routes that it runs."""
 
     pid: int | None = None
+    at: float | None = None
+    """On rundir.clock()."""
     routes: dict[str, RouteReport] = field(default_factory=dict)
+    kernels: dict[str, str] = field(default_factory=dict)
+    """SHA-256 of the kernels in this process, by what was hashed."""
+    counters: dict[str, int] = field(default_factory=dict)
+    refused: str | None = None
+    """The line by which this rank refused to start."""
 
     @classmethod
     def from_json(cls, value: object) -> RankReport:
         """See Record."""
-        return cls(JsonFields(value).integer("pid"), routes_of(value))
+        given = JsonFields(value)
+        counters = {name: int(count) for name, count in (given.object("counters") or {}).items() if type(count) is int}
+        return cls(
+            pid=given.integer("pid"),
+            at=given.number("at"),
+            routes=routes_of(value),
+            kernels=given.texts_by_name("kernels") or {},
+            counters=counters,
+            refused=given.text("refused"),
+        )
 
     def to_json(self) -> dict[str, Any]:
         """See Record."""
-        return {"pid": self.pid, "routes": {name: route.to_json() for name, route in self.routes.items()}}
+        return {
+            "schema": 1,
+            "pid": self.pid,
+            "at": self.at,
+            "kernels": self.kernels,
+            "routes": {name: route.to_json() for name, route in self.routes.items()},
+            "counters": self.counters,
+            "refused": self.refused,
+        }
+
+    def write(self, run_dir: Path, rank: int) -> None:
+        """Replace a rank's file. Raises OSError."""
+        files.share(run_dir / files.RANKS)
+        files.write(run_dir / files.RANKS, f"{rank}.json", self.to_json())
 
 
 def read_all(run_dir: Path) -> dict[int, RankReport]:

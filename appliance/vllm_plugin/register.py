@@ -15,11 +15,10 @@ from pathlib import Path
 
 import appliance
 from appliance import rundir
-from appliance.acceleration.state import state_of_routes
 from appliance.rundir.cache_start import CacheStart
 from appliance.rundir.plan import PlanRecord
 from appliance.rundir.plugin_proof import PluginProof
-from appliance.vllm_plugin.sm70 import activate, platform_choice
+from appliance.vllm_plugin.sm70 import activate, platform_choice, routes
 
 SERVER = "appliance.vllm_plugin.server.serve"
 """The program whose main process is the API server."""
@@ -98,8 +97,9 @@ def _publish_routes(run_dir: Path) -> str | None:
 
     plan, cache = PlanRecord.read(run_dir) or PlanRecord(), CacheStart.read(run_dir)
     cuda = bool(current_platform.is_cuda())
-    routes = state_of_routes(cuda=cuda, plan=plan, environment=os.environ, cache=cache)
-    rundir.write(run_dir, rundir.ACCELERATION, routes)
+    ours = cuda or type(current_platform).__module__.startswith("appliance.")
+    report = routes.before_load(active=ours, plan=plan, environment=os.environ, cache=cache)
+    rundir.write(run_dir, rundir.ACCELERATION, report)
     if not cuda or importlib.util.find_spec("sm70_kernels") is None:
         return None
     from sm70_kernels import registry

@@ -22,7 +22,13 @@ def rank(state: str = "enabled", reason: str | None = None, **details: Any) -> R
 
 def test_without_ranks_the_report_is_what_the_engine_wrote() -> None:
     written = whole("gdn_decode")
-    assert gathered(written, {}, 4) == {**written, "ranks": [], "missing_ranks": [], "differing": {}}
+    assert gathered(written, {}, 4) == {
+        **written,
+        "ranks": [],
+        "missing_ranks": [],
+        "differing": {},
+        "kernel_builds": {},
+    }
 
 
 def test_ranks_that_agree_are_told_once_with_the_details_of_each() -> None:

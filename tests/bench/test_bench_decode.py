@@ -18,6 +18,9 @@ from tests.bench.bench_openai import Server, good, running, tokens_of
 if TYPE_CHECKING:
     from pathlib import Path
 
+pytestmark = pytest.mark.usefixtures("complete_build")
+
+
 BATCH, OUTPUT = 4, 40
 
 STEP_S = 0.002

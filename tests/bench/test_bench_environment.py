@@ -18,6 +18,8 @@ from appliance.errors import ConfigurationError
 if TYPE_CHECKING:
     from pathlib import Path
 
+pytestmark = pytest.mark.usefixtures("complete_build")
+
 
 def test_the_release_profile_is_told_with_all_that_decides(tmp_path: Path) -> None:
     run_directory.write_ready(tmp_path)

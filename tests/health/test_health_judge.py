@@ -294,6 +294,15 @@ class TestDegraded:
             "silu_mul (not reported)"
         )
 
+    def test_a_kernel_that_this_build_has_on_no_card_is_told_and_no_fault(self) -> None:
+        acceleration = routes(gdn_decode="operator_missing:gdn_decode", long_context="budget<8000")
+        acceleration["routes"]["gdn_decode"]["details"] = {"not_built": True}
+        judged = judge(phase(), heartbeat(), acceleration, plan("gdn_decode"), NOW)
+        assert answers(judged) == READY
+        assert judged.details["routes_off"] == {"gdn_decode": "operator_missing:gdn_decode"}
+        judged = judge(phase(), heartbeat(), acceleration, plan("gdn_decode", "long_context"), NOW)
+        assert judged.reason == "expected routes are off: long_context (budget<8000)"
+
     def test_routes_that_nobody_expects_do_not_matter(self) -> None:
         assert answers(judge(phase(), heartbeat(), routes(all_reduce="kv_dtype"), plan(), NOW)) == READY
 

@@ -242,7 +242,8 @@ def _config(shape: Shape, ids: dict[str, int], unquantised: list[str]) -> dict[s
             "activation_scheme": "dynamic",
             "fmt": "e4m3",
             "weight_block_size": [BLOCK, BLOCK],
-            "modules_to_not_convert": unquantised,
+            # The vision tower is BF16 in the release; vLLM builds it on no device where no images are served.
+            "modules_to_not_convert": [*unquantised, "model.visual"],
         },
     }
 

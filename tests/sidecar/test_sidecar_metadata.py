@@ -31,6 +31,9 @@ if TYPE_CHECKING:
     Get = Callable[..., httpx.Response]
     Put = Callable[..., None]
 
+pytestmark = pytest.mark.usefixtures("complete_build")
+
+
 NEED_A_PLAN = ("/v1/metadata", "/v1/topology", "/v1/profile")
 
 ENDPOINTS = (

@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 
     Put = Callable[..., None]
 
+pytestmark = pytest.mark.usefixtures("complete_build")
+
+
 COMMAND = [sys.executable, "-W", "error", "-m", "appliance.cli", "sidecar"]
 
 

@@ -34,6 +34,9 @@ if TYPE_CHECKING:
     Get = Callable[..., httpx.Response]
     Put = Callable[..., None]
 
+pytestmark = pytest.mark.usefixtures("complete_build")
+
+
 HOSTILE = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>{{ 7*7 }}"
 
 VOID = {"meta", "link", "img", "br", "input", "hr"}

@@ -41,7 +41,8 @@ def choose(kv_dtype: str, heads: int, head: int) -> Kernels:
             usable = name == "attention_decode" and kv_dtype == "auto"
             triton = (lambda: triton_fails(heads, head)) if usable else None
             kernel = operators.has_kernel(name)
-            providers.keep(providers.choose(name, kernel=kernel, enabled=enabled, cuda=cuda, triton=triton))
+            choice = providers.choose(name, kernel=kernel, enabled=enabled, cuda=cuda, triton=triton)
+            providers.keep(choice, "attention_backend")
     chosen = providers.kept("attention_decode")
     own = operators.operator("attention_decode")
     triton_serves = chosen is not None and chosen.provider == "triton"

@@ -28,7 +28,7 @@ def decode() -> Callable[..., None]:
             cuda=bool(current_platform.is_cuda()),
             triton=triton_fails,
         )
-        providers.keep(choice)
+        providers.keep(choice, "gdn_decode")
     chosen = providers.kept("gdn_decode")
     assert chosen is not None
     return triton_decode if chosen.provider == "triton" else operators.operator("gdn_decode")
@@ -41,7 +41,9 @@ def operator(name: str) -> Callable[..., None]:
 
         kernel = operators.has_kernel(name)
         cuda = bool(current_platform.is_cuda())
-        providers.keep(providers.choose(name, kernel=kernel, enabled=True, cuda=cuda, triton=None))
+        route = "gdn_prefill" if name == "gdn_prefill" else "gdn_decode"
+        choice = providers.choose(name, kernel=kernel, enabled=providers.switched_on(route), cuda=cuda, triton=None)
+        providers.keep(choice, route)
     return operators.operator(name)
 
 

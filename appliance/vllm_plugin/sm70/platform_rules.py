@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+import os
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from appliance.vllm_plugin.sm70 import routes
 from appliance.vllm_plugin.sm70.platform_choice import PlatformError
 
 if TYPE_CHECKING:
@@ -52,6 +54,7 @@ def switches(additional_config: Any) -> dict[str, bool]:  # noqa: ANN401 - whate
     own = additional_config.get("sm70", {}) if isinstance(additional_config, dict) else {}
     if not isinstance(own, dict):
         raise ValueError(f'additional_config["sm70"] is {own!r}; wanted is an object of route names and true or false')
+    routes.check_switches(own, os.environ)
     return own
 
 

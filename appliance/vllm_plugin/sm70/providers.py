@@ -9,8 +9,10 @@ import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from appliance.vllm_plugin.sm70 import rank_report, routes
+
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
 Provider = Literal["sm70", "triton", "reference"]
 
@@ -44,12 +46,13 @@ def choose(operator: str, *, kernel: bool, enabled: bool, cuda: bool, triton: Ca
     return Choice(operator, "reference", f"{why}; upstream's Triton kernel: {failed}")
 
 
-def keep(choice: Choice) -> Choice:
-    """Remember a choice, and say it once."""
+def keep(choice: Choice, route: str) -> Choice:
+    """Remember a choice, say it once, and put it into the route's details in this rank's report."""
     if _CHOICES.get(choice.operator) != choice:
         _CHOICES[choice.operator] = choice
         because = f": {choice.reason}" if choice.reason else ""
         logger.info("%s is served by %s%s", choice.operator, choice.provider, because)
+        rank_report.note(route, **{choice.operator: {"provider": choice.provider, "reason": choice.reason}})
     return choice
 
 
@@ -58,15 +61,12 @@ def kept(operator: str) -> Choice | None:
     return _CHOICES.get(operator)
 
 
-def choices() -> Mapping[str, Choice]:
-    """Return every choice of this process by operator."""
-    return dict(_CHOICES)
-
-
 def switched_on(route: str) -> bool:
-    """Say whether `additional_config["sm70"][route]` leaves a route on, by the configuration in force."""
-    from vllm.config import get_current_vllm_config_or_none
+    """Say whether a route is on, once this process has settled its routes; before, whatever is built counts as on."""
+    states = routes.adopted()
+    return not states or states[route].state == "enabled"
 
-    config = get_current_vllm_config_or_none()
-    switches = (config.additional_config or {}).get("sm70", {}) if config is not None else {}
-    return bool(switches.get(route, True))
+
+def counter(route: str, provider: Provider) -> str:
+    """Return the name under which a route's calls are counted: its own for our kernel, else by who serves."""
+    return route if provider == "sm70" else f"{route}.{provider}"

@@ -8,6 +8,7 @@ from vllm.v1.worker.cpu_worker import CPUWorker
 
 from appliance.vllm_plugin.sm70.kv_cache import copy_states_on_host
 from appliance.vllm_plugin.sm70.runner import Sm70Steps
+from appliance.vllm_plugin.sm70.worker_routes import SettlesRoutes
 
 
 class Sm70ReferenceModelRunner(Sm70Steps, CPUModelRunner):  # type: ignore[misc]
@@ -19,7 +20,7 @@ class Sm70ReferenceModelRunner(Sm70Steps, CPUModelRunner):  # type: ignore[misc]
         mamba_utils.batch_memcpy = copy_states_on_host
 
 
-class Sm70ReferenceWorker(CPUWorker):  # type: ignore[misc]
+class Sm70ReferenceWorker(SettlesRoutes, CPUWorker):  # type: ignore[misc]
     """One rank on some cores."""
 
     def init_device(self) -> None:
@@ -30,7 +31,3 @@ class Sm70ReferenceWorker(CPUWorker):  # type: ignore[misc]
             super().init_device()
         finally:
             cpu_worker.CPUModelRunner = theirs
-
-    def sm70_counts(self) -> dict[str, int]:
-        """Return this rank's step counts; called over collective_rpc."""
-        return self.model_runner.step_counts.as_record()  # type: ignore[no-any-return]

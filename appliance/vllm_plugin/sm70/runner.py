@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,6 +12,7 @@ import torch
 from vllm.config import CUDAGraphMode
 from vllm.v1.outputs import AsyncModelRunnerOutput, ModelRunnerOutput
 
+from appliance.vllm_plugin.sm70.counters import COUNTERS
 from appliance.vllm_plugin.sm70.kv_cache import PageZeroer, full_attention_caches
 from appliance.vllm_plugin.sm70.sentinels import BrokenRows
 
@@ -20,35 +20,28 @@ if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput
 
 
-@dataclass(slots=True)
-class StepCounts:
-    """What this worker's steps were, since its start. An eager step is one that replayed no CUDA graph at all."""
+STEPS = {CUDAGraphMode.FULL: "compile_graph.full_graph", CUDAGraphMode.PIECEWISE: "compile_graph.piecewise_graph"}
+EAGER = "compile_graph.eager"
+"""Names under which steps are counted. An eager step is one that replayed no CUDA graph at all."""
 
-    full_graph: int = 0
-    piecewise_graph: int = 0
-    eager: int = 0
-    nonfinite_requests: int = 0
-
-    def as_record(self) -> dict[str, int]:
-        """Return the counts by name."""
-        return asdict(self)
+NONFINITE = "nonfinite_requests"
 
 
 class _Marked(AsyncModelRunnerOutput):  # type: ignore[misc]
     """An output that is still on its way, which names the broken requests when it has arrived."""
 
-    def __init__(self, output: AsyncModelRunnerOutput, mark: BrokenRows, counts: StepCounts) -> None:
-        self._output, self._mark, self._counts = output, mark, counts
+    def __init__(self, output: AsyncModelRunnerOutput, mark: BrokenRows) -> None:
+        self._output, self._mark = output, mark
 
     def get_output(self) -> ModelRunnerOutput:
         # The mark was queued before the tokens, so it is there when they are.
-        return _name(self._output.get_output(), self._mark, self._counts)
+        return _name(self._output.get_output(), self._mark)
 
 
-def _name(output: ModelRunnerOutput, mark: BrokenRows, counts: StepCounts) -> ModelRunnerOutput:
+def _name(output: ModelRunnerOutput, mark: BrokenRows) -> ModelRunnerOutput:
     broken = mark.requests()
     if broken:
-        counts.nonfinite_requests += len(broken)
+        COUNTERS.count(NONFINITE, len(broken))
         output.num_nans_in_logits = {**(output.num_nans_in_logits or {}), **broken}
     return output
 
@@ -64,7 +57,6 @@ class Sm70Steps:
     num_decode_draft_tokens: Any
 
     def __init__(self, *arguments: Any, **rest: Any) -> None:  # noqa: ANN401 - handed through to vLLM
-        self.step_counts = StepCounts()
         self._step_mode: CUDAGraphMode | None = None
         super().__init__(*arguments, **rest)
 
@@ -107,13 +99,7 @@ class Sm70Steps:
     def execute_model(self, scheduler_output: SchedulerOutput, *arguments: Any, **rest: Any) -> Any:  # noqa: ANN401
         result = super().execute_model(scheduler_output, *arguments, **rest)  # type: ignore[misc]
         if self.execute_model_state is not None:
-            counts = self.step_counts
-            if self._step_mode == CUDAGraphMode.FULL:
-                counts.full_graph += 1
-            elif self._step_mode == CUDAGraphMode.PIECEWISE:
-                counts.piecewise_graph += 1
-            else:
-                counts.eager += 1
+            COUNTERS.count(STEPS.get(self._step_mode, EAGER))
         return result
 
     @torch.inference_mode()  # type: ignore[untyped-decorator] # torch is not analysed
@@ -135,8 +121,8 @@ class Sm70Steps:
         if mark is None or output is None:
             return output
         if isinstance(output, AsyncModelRunnerOutput):
-            return _Marked(output, mark, self.step_counts)
-        return _name(output, mark, self.step_counts) if isinstance(output, ModelRunnerOutput) else output
+            return _Marked(output, mark)
+        return _name(output, mark) if isinstance(output, ModelRunnerOutput) else output
 
     def _marked(self, state: Any) -> BrokenRows:  # noqa: ANN401
         batch = self.input_batch

@@ -10,6 +10,7 @@ from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 from vllm.v1.worker.gpu_worker import Worker
 
 from appliance.vllm_plugin.sm70.runner import Sm70Steps
+from appliance.vllm_plugin.sm70.worker_routes import SettlesRoutes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -19,7 +20,7 @@ class Sm70ModelRunner(Sm70Steps, GPUModelRunner):  # type: ignore[misc]
     """vLLM's runner for CUDA with our guards."""
 
 
-class Sm70Worker(Worker):  # type: ignore[misc]
+class Sm70Worker(SettlesRoutes, Worker):  # type: ignore[misc]
     """One rank on one GPU. Raises RuntimeError where vLLM would build its second runner, which has no guards."""
 
     def init_device(self) -> None:
@@ -27,10 +28,6 @@ class Sm70Worker(Worker):  # type: ignore[misc]
             raise RuntimeError("VLLM_USE_V2_MODEL_RUNNER=1 is not served on SM70: unset it")
         with _our_runner():
             super().init_device()
-
-    def sm70_counts(self) -> dict[str, int]:
-        """Return this rank's step counts; called over collective_rpc."""
-        return self.model_runner.step_counts.as_record()  # type: ignore[no-any-return]
 
 
 @contextmanager

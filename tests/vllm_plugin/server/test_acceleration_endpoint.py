@@ -50,7 +50,7 @@ def written(tmp_path: Path) -> dict[str, Any]:
 def test_it_is_the_report_that_the_engine_wrote(written: dict[str, Any], tmp_path: Path) -> None:
     answer = ask(tmp_path)
     assert answer.status_code == 200
-    assert answer.json() == {**written, "ranks": [], "missing_ranks": [], "differing": {}}
+    assert answer.json() == {**written, "ranks": [], "missing_ranks": [], "differing": {}, "kernel_builds": {}}
 
 
 def test_every_rank_is_asked(written: dict[str, Any], tmp_path: Path) -> None:
