@@ -10,7 +10,7 @@ import pytest
 from appliance.acceleration.report import RouteState
 from appliance.acceleration.routes import ROUTES
 from appliance.health import rundir
-from appliance.vllm_plugin.sm70 import rank_report, route_setup, routes
+from appliance.vllm_plugin.sm70 import admission, rank_report, route_setup, routes
 from appliance.vllm_plugin.sm70.routes import Facts, RequirementError
 from tests.vllm_plugin.sm70.test_routes import C32, EVERY
 
@@ -42,7 +42,7 @@ def load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     facts = Facts(active=True, capability=(7, 0), kernels=kernels, operators=kernels)
     monkeypatch.setattr(route_setup, "of_this_process", lambda _plan, _cache: facts)
     view = {**vars(C32), "switches": {"fp8_dense": False}}
-    monkeypatch.setattr(route_setup.admission, "view_of", lambda _: type(C32)(**view))
+    monkeypatch.setattr(admission, "view_of", lambda _: type(C32)(**view))
     monkeypatch.setattr(rank_report, "_NOTES", {})
     yield tmp_path
     routes.adopt({})
