@@ -44,6 +44,7 @@ class Member:
 def adopted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What ranks adopt, on a card of this name whose candidates take no time."""
     from sm70_kernels.dense import choice, tune
+    from sm70_kernels.registry import source_hash
     from sm70_kernels.tuning import record
     from sm70_kernels.tuning import tune as timing
 
@@ -56,10 +57,10 @@ def adopted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     def timed(_ranks: int, _device: object, report: Callable[[str], None]) -> record.Record:
         found.append("timed")
         report("n=1 k=1: candidate 0 chosen")
-        return record.Record("Tesla V100-SXM2-16GB", record.source_hash(), empty)
+        return record.Record("Tesla V100-SXM2-16GB", source_hash(), empty)
 
     monkeypatch.setattr(timing, "tune", timed)
-    assert tune.choices(timed(1, None, str), "Tesla V100-SXM2-16GB").tactics == {}
+    assert tune.choices(timed(1, None, print), "Tesla V100-SXM2-16GB").tactics == {}
     found.clear()
     return found
 
