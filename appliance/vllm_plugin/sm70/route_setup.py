@@ -103,7 +103,14 @@ def agreed(every: list[Mapping[str, RouteState]], rank: int) -> dict[str, RouteS
 
 def _exchange(group: tactics.Group, own: dict[str, RouteState]) -> list[Mapping[str, RouteState]]:
     """Return the states of every rank of the group, in their order, the same on all."""
-    return [group.broadcast_object(own, src=source) for source in range(group.world_size)]
+    if group.world_size == 1:
+        return [own]
+    import torch
+
+    # The group's own broadcast_object sends from rank 0 alone where it has a message queue, as vLLM 0.19.1's has.
+    found: list[Any] = [None] * group.world_size
+    torch.distributed.all_gather_object(found, own, group=group.cpu_group)
+    return found
 
 
 def _log(states: Mapping[str, RouteState], expected: tuple[str, ...], view: admission.View, facts: Facts) -> None:

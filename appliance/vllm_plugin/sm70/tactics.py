@@ -24,6 +24,7 @@ class Group(Protocol):
 
     rank_in_group: int
     world_size: int
+    cpu_group: Any
 
     def broadcast_object(self, obj: Any = None, src: int = 0) -> Any:  # noqa: ANN401 - any picklable object
         """Return rank `src`'s object on every rank, over the CPU."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import multiprocessing
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -26,6 +28,7 @@ class Alone:
 
     rank_in_group = 0
     world_size = 1
+    cpu_group = None
 
     def broadcast_object(self, obj: Any = None, src: int = 0) -> Any:
         assert src == 0
@@ -71,6 +74,30 @@ def test_strict_mode_refuses_and_leaves_the_line(load: Path, monkeypatch: pytest
     with pytest.raises(RequirementError, match=r"all_reduce \(operator_missing:all_reduce_push\)") as error:
         route_setup.settle(None, 0, Alone())
     assert rank_report.refusal(load) == str(error.value)
+
+
+def exchange(rank: int, store: str, told: Any) -> None:
+    """Be a rank of two, whose self-test of gdn_decode fails on the second."""
+    import torch
+
+    torch.distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+    group = SimpleNamespace(rank_in_group=rank, world_size=2, cpu_group=torch.distributed.group.WORLD)
+    own = {"gdn_decode": RouteState("disabled", "selftest_failed:gdn_decode") if rank else RouteState("enabled")}
+    told.put((rank, route_setup._exchange(group, own)))
+    torch.distributed.destroy_process_group()
+
+
+def test_every_rank_learns_what_the_others_decided(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("spawn")
+    told = context.Queue()
+    workers = [context.Process(target=exchange, args=(rank, str(tmp_path / "store"), told)) for rank in range(2)]
+    for worker in workers:
+        worker.start()
+    heard = dict(told.get(timeout=100) for _ in workers)
+    for worker in workers:
+        worker.join(60)
+    assert heard[0] == heard[1]
+    assert [states["gdn_decode"].reason for states in heard[0]] == [None, "selftest_failed:gdn_decode"]
 
 
 def test_what_fails_on_one_rank_is_off_on_all() -> None:

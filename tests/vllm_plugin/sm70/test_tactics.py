@@ -30,6 +30,8 @@ class Ranks:
 
 
 class Member:
+    cpu_group = None
+
     def __init__(self, ranks: Ranks, number: int) -> None:
         self.ranks, self.rank_in_group, self.world_size = ranks, number, ranks.size
 
