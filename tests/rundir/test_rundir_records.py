@@ -71,6 +71,8 @@ BY_FIELD: dict[tuple[type[Record], str], st.SearchStrategy[Any]] = {
     (AccelerationReport, "expected_acceleration"): TUPLE,
     (AccelerationReport, "routes"): ROUTES,
     (RankReport, "routes"): ROUTES,
+    (RankReport, "kernels"): st.dictionaries(TEXTS, TEXTS, max_size=3),
+    (RankReport, "counters"): st.dictionaries(TEXTS, INTEGERS, max_size=3),
     (RouteReport, "details"): st.dictionaries(TEXTS, PLAIN, max_size=2),
     (SourcedValue, "value"): PLAIN,
     (SourcedValue, "source"): TEXTS,

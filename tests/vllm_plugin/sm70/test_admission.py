@@ -90,10 +90,10 @@ def test_the_c32_contract_is_met_by_its_recipe(configured: Any) -> None:
         ({"kv_cache_dtype": "fp8_e4m3"}, 0, "kv_dtype"),
         ({"cudagraph_capture_sizes": [1, 2, 4, 8, 16]}, 0, "contract_mismatch:captured=16≠32"),
         ({"enforce_eager": True}, 0, "contract_mismatch:captured=0≠32"),
-        ({"dtype": "float32"}, 0, "contract_mismatch:dtype=float32≠float16"),
+        ({"dtype": "bfloat16"}, 0, "contract_mismatch:dtype=bfloat16≠float16"),
         ({}, 7, "contract_mismatch:method=dflash≠None"),
     ],
-    ids=["tp2", "pp2", "e4m3", "no-32", "eager", "float32", "speculation"],
+    ids=["tp2", "pp2", "e4m3", "no-32", "eager", "bfloat16", "speculation"],
 )
 def test_the_c32_defaults_are_for_exactly_its_contract(
     configured: Any, changed: dict[str, Any], drafts: int, reason: str
