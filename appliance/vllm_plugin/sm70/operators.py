@@ -75,6 +75,6 @@ def pack_channels(weight: torch.Tensor, scale: torch.Tensor, gated: bool) -> Pac
 @cache
 def reserve_workspace(device: torch.device) -> None:
     """Take the memory in which the dense operators expand weights for many rows, so that it is counted at load."""
-    from sm70_kernels.operators.dense import reserve_workspace
+    from sm70_kernels.dense.operator import reserve_workspace
 
     reserve_workspace(device)
