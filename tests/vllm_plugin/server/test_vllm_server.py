@@ -11,9 +11,9 @@ import pydantic
 import pytest
 
 from appliance import paths
+from appliance.rundir.rank_report import RankReport
 from appliance.vllm_plugin import stack_dump
 from appliance.vllm_plugin.server import serve
-from appliance.vllm_plugin.sm70 import rank_report
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -147,6 +147,6 @@ def test_a_rank_that_refuses_to_start_ends_the_server_as_a_mistake_of_configurat
     with pytest.raises(RuntimeError):
         serve.main()
     line = "VLLM_SM70_REQUIRE_PROFILE_ACCELERATION=1 refuses to start with 1 expected route off: fp8_dense (kv_dtype)"
-    rank_report.write(tmp_path, 2, {rank_report.REFUSED: line})
+    RankReport(refused=line).write(tmp_path, 2)
     assert serve.main() == 2
     assert capsys.readouterr().err == f"{serve.PROGRAM}: error: {line}\n"

@@ -165,7 +165,8 @@ class Core:
         from appliance.vllm_plugin.sm70 import gdn, gdn_providers
 
         self.layer = layer
-        self._core: Any = gdn.Sm70GatedDeltaNetAttention._forward_core
+        ours: Any = gdn.Sm70GatedDeltaNetAttention
+        self._core = ours._forward_core
         self._context = SimpleNamespace(attn_metadata={})
         monkeypatch.setattr(gdn, "get_forward_context", lambda: self._context)
         self._module: Any = SimpleNamespace(
@@ -178,8 +179,7 @@ class Core:
             tp_size=1,
             decode=gdn_providers.operator("gdn_decode"),
         )
-        run: Any = gdn.Sm70GatedDeltaNetAttention._run
-        self._module._run = lambda *given: run(self._module, *given)
+        self._module._run = lambda *given: ours._run(self._module, *given)
 
     def step(self, meta: Any, rows: tuple[torch.Tensor, ...]) -> torch.Tensor:
         self._context.attn_metadata["layer"] = meta

@@ -30,7 +30,7 @@ class Base:
     def _build_attention_metadata(self, **given: Any) -> None:
         self.given = given
 
-    def execute_model(self, state: Any) -> None:
+    def execute_model(self, state: Any, *_: Any) -> None:
         self._determine_batch_execution_and_padding(state.mode)
         self.execute_model_state = state
 
