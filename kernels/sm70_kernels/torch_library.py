@@ -51,4 +51,6 @@ def refused(operator: str, what: str, seen: object) -> ValueError:
 
 
 def _described(x: torch.Tensor) -> str:
-    return f"{str(x.dtype).removeprefix('torch.')}{list(x.shape)} on {x.device.type}"
+    strides = "" if x.is_contiguous() else f" with strides {list(x.stride())}"
+    address = "" if x.data_ptr() % 16 == 0 else f" at {x.data_ptr():#x}"
+    return f"{str(x.dtype).removeprefix('torch.')}{list(x.shape)}{strides}{address} on {x.device.type}"
