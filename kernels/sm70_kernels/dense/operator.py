@@ -152,7 +152,7 @@ def _full_sums() -> Iterator[None]:
         settings.allow_fp16_accumulation = accumulated
 
 
-def _dense(
+def _check(
     name: str,
     x: torch.Tensor,
     weight: torch.Tensor,
@@ -160,10 +160,8 @@ def _dense(
     counters: torch.Tensor,
     n: int,
     k: int,
-    unit: float,
-) -> torch.Tensor:
-    gated = name == "dense_w8a16_silu_mul"
-    layer = table.layer_of(n, k, gated)
+    layer: Layer,
+) -> None:
     if x.dtype != torch.float16 or x.shape[-1] != k:
         raise refused(name, f"x float16[..., {k}]", x)
     if weight.dtype != torch.uint8 or weight.shape != (layer.tiles, layer.blocks, 8, 32, 16):
@@ -180,6 +178,21 @@ def _dense(
         raise refused(name, f"counters int32[{COUNTERS}]", counters)
     if not counters.is_contiguous():
         raise refused(name, "packed counters", counters)
+
+
+def _dense(
+    name: str,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    scale: torch.Tensor,
+    counters: torch.Tensor,
+    n: int,
+    k: int,
+    unit: float,
+) -> torch.Tensor:
+    gated = name == "dense_w8a16_silu_mul"
+    layer = table.layer_of(n, k, gated)
+    _check(name, x, weight, scale, counters, n, k, layer)
     rows = rows_of(x)
     if not sixteen_bytes((rows,), (k, stride(rows, 0))):
         rows = torch.nn.functional.pad(rows, (0, -k % 8)).clone(memory_format=torch.contiguous_format)
