@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 
 FP16_ROUNDING = 2.0**-11 / 3**0.5
-"""Of one rounding to FP16, as a gate counts it, by norms: errors even within half a unit, all results just above 2^n."""
+"""Of one rounding to FP16 as a gate counts it, by norms: even errors within half a unit of results just above 2^n."""
 
 MANTISSA = 24
 TERMS = 4
