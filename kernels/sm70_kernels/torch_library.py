@@ -15,15 +15,24 @@ _KERNELS: set[str] = set()
 
 
 def register(
-    schema: str, *, cuda: Callable[..., Any] | None, cpu: Callable[..., Any], fake: Callable[..., Any]
+    schema: str,
+    *,
+    cuda: Callable[..., Any] | None,
+    cpu: Callable[..., Any],
+    fake: Callable[..., Any],
+    mutates: tuple[str, ...] = (),
 ) -> None:
     """Register `NAME(arguments) -> results` with its three implementations.
 
-    `fake` gives empty tensors of the results' shapes and types. All results are new and packed, and no argument is
-    changed unless the schema says so: torch.compile may treat such an operator freely. With `cuda=None` no kernel
+    `fake` gives empty tensors of the results' shapes and types. All results are new and packed. `mutates` names the
+    arguments that the operator changes, in the schema's order; the schema must mark just these, `Tensor(a!) name`, or
+    AssertionError is raised: torch.compile treats all others as unchanged. With `cuda=None` no kernel
     exists: the operator's CPU implementation, plain torch, runs on CUDA too, and `has_kernel` says no.
     """
     name = schema.partition("(")[0]
+    parsed = torch._C.parse_schema(schema)
+    marked = tuple(each.name for each in parsed.arguments if each.alias_info is not None and each.alias_info.is_write)
+    assert marked == mutates, f"sm70.{name} is said to change {mutates}, and its schema marks {marked}"
     LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
     LIBRARY.impl(name, cpu if cuda is None else cuda, "CUDA")
     LIBRARY.impl(name, cpu, "CPU")
@@ -51,4 +60,6 @@ def refused(operator: str, what: str, seen: object) -> ValueError:
 
 
 def _described(x: torch.Tensor) -> str:
-    return f"{str(x.dtype).removeprefix('torch.')}{list(x.shape)} on {x.device.type}"
+    strides = "" if x.is_contiguous() else f" with strides {list(x.stride())}"
+    address = "" if x.data_ptr() % 16 == 0 else f" at {x.data_ptr():#x}"
+    return f"{str(x.dtype).removeprefix('torch.')}{list(x.shape)}{strides}{address} on {x.device.type}"

@@ -134,6 +134,7 @@ register(
     cuda=None,
     cpu=_kv_cache_write,
     fake=_nothing,
+    mutates=("kv_cache",),
 )
 for _name, _attention in (("attention_decode", _attention_decode), ("attention_prefill", _attention_prefill)):
     register(
@@ -142,4 +143,5 @@ for _name, _attention in (("attention_decode", _attention_decode), ("attention_p
         cuda=None,
         cpu=_attention,
         fake=_nothing,
+        mutates=("out",),
     )

@@ -167,4 +167,4 @@ for _schema, _operator in (
         _gdn_verify,
     ),
 ):
-    register(_schema, cuda=None, cpu=_operator, fake=_nothing)
+    register(_schema, cuda=None, cpu=_operator, fake=_nothing, mutates=("conv_state", "ssm_state", "out"))
