@@ -60,6 +60,9 @@ def refused(operator: str, what: str, seen: object) -> ValueError:
 
 
 def _described(x: torch.Tensor) -> str:
-    strides = "" if x.is_contiguous() else f" with strides {list(x.stride())}"
-    address = "" if x.data_ptr() % 16 == 0 else f" at {x.data_ptr():#x}"
-    return f"{str(x.dtype).removeprefix('torch.')}{list(x.shape)}{strides}{address} on {x.device.type}"
+    return f"{str(x.dtype).removeprefix('torch.')}{list(x.shape)} on {x.device.type}"
+
+
+def laid_out(x: torch.Tensor) -> str:
+    """Return a tensor as `refused` describes it, with the strides and the address that are at fault."""
+    return f"{_described(x)} with strides {list(x.stride())} at {x.data_ptr():#x}"

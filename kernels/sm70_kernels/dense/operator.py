@@ -20,7 +20,7 @@ from sm70_kernels.launch import launch
 from sm70_kernels.launch.layout import packed, rows_of, sixteen_bytes, stride
 from sm70_kernels.launch.outputs import new
 from sm70_kernels.launch.turns import in_turn
-from sm70_kernels.torch_library import refused, register
+from sm70_kernels.torch_library import laid_out, refused, register
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -169,15 +169,15 @@ def _check(
             name, f"a weight packed for n={n}, k={k}: uint8[{layer.tiles}, {layer.blocks}, 8, 32, 16]", weight
         )
     if not packed(weight):
-        raise refused(name, "a packed weight on a 16-byte boundary", weight)
+        raise refused(name, "a packed weight on a 16-byte boundary", laid_out(weight))
     if scale.dtype != torch.float32 or scale.shape != (layer.tiles, 2 * layer.blocks + TILE):
         raise refused(name, f"scales float32[{layer.tiles}, {2 * layer.blocks + TILE}]", scale)
     if not scale.is_contiguous():
-        raise refused(name, "packed scales", scale)
+        raise refused(name, "packed scales", laid_out(scale))
     if counters.dtype != torch.int32 or counters.shape != (COUNTERS,):
         raise refused(name, f"counters int32[{COUNTERS}]", counters)
     if not counters.is_contiguous():
-        raise refused(name, "packed counters", counters)
+        raise refused(name, "packed counters", laid_out(counters))
 
 
 def _dense(

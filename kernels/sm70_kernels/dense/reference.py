@@ -45,7 +45,7 @@ def dequantised(weight: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
     kept = getattr(weight, "_sm70_dequantised", None)
     if kept is None or kept[0] != of:
         kept = (of, _dequantised(weight, scale))
-        weight._sm70_dequantised = kept  # type: ignore[attr-defined]
+        weight._sm70_dequantised = kept
     values: torch.Tensor = kept[1]
     return values
 

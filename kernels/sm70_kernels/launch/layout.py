@@ -33,4 +33,4 @@ def sixteen_bytes(tensors: Iterable[torch.Tensor], strides: Iterable[int]) -> bo
 
 def packed(x: torch.Tensor) -> bool:
     """Say whether `x` has its elements in order and without gaps, on a 16-byte boundary."""
-    return x.is_contiguous() and x.data_ptr() % 16 == 0
+    return bool(x.is_contiguous()) and int(x.data_ptr()) % 16 == 0

@@ -65,9 +65,9 @@ def _capture(device: int) -> int:
 
 def _capturing(device: int) -> bool:
     if torch._C._cuda_getDevice() == device:
-        return torch.cuda.is_current_stream_capturing()
+        return bool(torch.cuda.is_current_stream_capturing())
     with torch.cuda.device(device):
-        return torch.cuda.is_current_stream_capturing()
+        return bool(torch.cuda.is_current_stream_capturing())
 
 
 def _wait(device: int, last: Turn) -> None:

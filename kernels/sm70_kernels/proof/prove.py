@@ -90,7 +90,7 @@ def relative_error(out: torch.Tensor, wanted: torch.Tensor) -> float:
 def same_bits(one: Tensors, other: Tensors) -> bool:
     """Say whether two results are equal bit for bit, so that not-a-number equals itself and -0 differs from 0."""
     return all(
-        torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8))
+        torch.equal(a.contiguous().flatten().view(torch.uint8), b.contiguous().flatten().view(torch.uint8))
         for a, b in zip(one, other, strict=True)
     )
 

@@ -39,7 +39,7 @@ class Streams:
 
     def use(self, address: int, stream: int, capture: int = 0) -> None:
         self.now = Turn(stream, capture)
-        memory: torch.Tensor = OnGpu(address)  # type: ignore[assignment]
+        memory: torch.Tensor = OnGpu(address)
         with in_turn(memory):
             pass
 

@@ -63,7 +63,7 @@ def input_batch(computed: list[int], prompts: list[int], *, all_greedy: bool = T
 
 @pytest.mark.parametrize("rows", [1, 4, 8])
 def test_a_prompt_as_long_as_a_verification_step_replays_no_decode_graph(rows: int) -> None:
-    """vllm-project/vllm issues 49918 and 53051."""
+    """vllm-project/vllm #49918 and #53051."""
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
     lengths = {"max_num_scheduled_tokens": rows, "uniform_decode_query_len": rows, "num_tokens": 2 * rows}
@@ -102,7 +102,7 @@ class State(NamedTuple):
 
 
 def test_prompt_logprobs_beside_a_drafter_are_computed_from_a_copy() -> None:
-    """vllm-project/vllm issue 53488: the drafter's graph writes into the same memory before they are read."""
+    """vllm-project/vllm #53488: the drafter's graph writes into the same memory before they are read."""
     hidden = torch.ones(2, 4)
     for asked, copied in (({"a": 1}, True), ({}, False)):
         one = runner(speculative_config=object(), num_prompt_logprobs=asked, input_batch=input_batch([9], [3]))
