@@ -48,6 +48,10 @@ class Outcome:
         return told | ({"reason": self.reason} if self.reason else {})
 
 
+HAS_M8N8K4 = ((7, 0), (7, 5))
+"""Compute capabilities with the instruction that dense kernels are made of; later ones take a hundred times longer."""
+
+
 class _PastLimitError(Exception):
     pass
 
@@ -82,6 +86,13 @@ def _first_rank(folder: Path | None, ranks: int, limit: float) -> Outcome:
         logger.info("SM70 tactics: taken from %s", file)
         return Outcome(kept, "cache")
     began = time.monotonic()
+    capability = torch.cuda.get_device_capability()
+    if capability not in HAS_M8N8K4:
+        reason = (
+            f"compute capability {capability[0]}.{capability[1]} emulates mma.sync.m8n8k4, so its times choose nothing"
+        )
+        logger.info("SM70 tactics: the tables' first choices serve: %s", reason)
+        return Outcome(None, "table", reason)
     try:
         text = _timed(ranks, began + limit)
     except _PastLimitError:

@@ -82,16 +82,26 @@ def main() -> None:
         ]
         said["finish"] = [[one.outputs[0].finish_reason, len(one.outputs[0].token_ids)] for one in together]
     else:
-        followed = json.loads((Path(request["follow"]) / "tokens.json").read_text())
+        followed = _followed(Path(request["follow"]) / "tokens.json")
         sequences, kept = followed["sequences"], []
         for ids, prompt in zip(sequences, prompts, strict=True):
             ask([ids], max_tokens=1, prompt_logprobs=1)
             # All positions of the prompt but the last, in order; the sampled row stands first or last by vLLM's order.
             kept.append(_positions(recorder.take(), len(ids), len(prompt)))
     said |= {"sequences": sequences, "seconds": time.monotonic() - began}
-    (folder / "tokens.json").write_text(json.dumps(said))
     torch.save(kept, folder / "logits.pt")
+    written = folder / "tokens.json.part"
+    written.write_text(json.dumps(said))
+    written.replace(folder / "tokens.json")
     print(json.dumps({"folder": folder.name, **times, "seconds": said["seconds"]}), flush=True)
+
+
+def _followed(file: Path, seconds: float = 300) -> Any:
+    """Return what the followed run wrote; it may still be running while this engine loads."""
+    end = time.monotonic() + seconds
+    while not file.exists() and time.monotonic() < end:
+        time.sleep(1)
+    return json.loads(file.read_text())
 
 
 def _positions(rows: torch.Tensor, tokens: int, prompt: int) -> torch.Tensor:

@@ -52,6 +52,7 @@ def adopted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     found: list[str] = []
     monkeypatch.setattr("torch.cuda.get_device_name", lambda *_: "Tesla V100-SXM2-16GB")
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda *_: (7, 0))
     monkeypatch.setattr("torch.cuda.current_device", lambda: 0)
     monkeypatch.setattr(choice, "adopt", lambda _: found.append("adopted"))
     empty = dict.fromkeys(record.row_types(), ())
@@ -132,3 +133,10 @@ def test_another_card_or_kernel_has_another_file() -> None:
     assert tactics.file_name("Tesla V100-SXM2-16GB", "a" * 64, 4) == (
         "tactics-tesla-v100-sxm2-16gb-aaaaaaaaaaaaaaaa-tp4.json"
     )
+
+
+def test_a_card_that_emulates_the_instruction_is_not_timed(monkeypatch: pytest.MonkeyPatch, adopted: list[str]) -> None:
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda *_: (9, 0))
+    outcome = tactics.settle(Ranks(1).rank(0), None)
+    assert (outcome.source, adopted) == ("table", [])
+    assert outcome.reason == "compute capability 9.0 emulates mma.sync.m8n8k4, so its times choose nothing"
