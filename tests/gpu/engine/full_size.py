@@ -14,7 +14,7 @@ from pathlib import Path
 
 os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
 
-from make_model import BLOCK, config
+from tests.gpu.engine.make_model import BLOCK, config
 
 PROMPT, TOKENS, TOGETHER = 2048, 256, 32
 
