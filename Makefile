@@ -14,11 +14,14 @@ GPU_PYTHON ?= $(shell test -x $(BIN)/python && echo $(BIN)/python || echo python
 COMPOSE := docker compose --file compose.yaml
 READY  := $(VENV)/.ready-$(ENGINE)
 IMAGE  ?= v100-appliance
+CHECK_VENV  ?= .venv-check
+CHECK_BIN   := $(CHECK_VENV)/bin
+CHECK_READY := $(CHECK_VENV)/.ready
 # One of them starts the engines and containers, the others run the rest.
 WORKERS ?= 2
 HOST_PYTHON = $(shell test -x $(BIN)/python && echo $(BIN)/python || echo $(PYTHON))
 
-.PHONY: help serve up down logs image image-sidecar base-image sbom test test-image lint bench kernels gpu-test lock clean
+.PHONY: help serve up down logs image image-sidecar base-image sbom check test test-image lint bench kernels gpu-test lock clean
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
 
@@ -51,6 +54,15 @@ base-image: ## Pull the base image, or make it from Debian's packages where no r
 sbom: ## Copy the bills of materials out of the images that are there into build/sbom
 	@config/image/sbom.sh $(IMAGE) build/sbom
 
+# lint BIN: warnings are errors.
+lint = $(1)/ruff check . && $(1)/ruff format --check . && $(1)/mypy
+
+check: $(CHECK_READY) ## Lint and run the unit tests, without Docker or an engine
+	@$(call lint,$(CHECK_BIN))
+	@$(CHECK_BIN)/python -m pytest -q --numprocesses $(WORKERS) -m "not (processes or engine or image or gpu)" $(ARGS)
+
+# The environment has an engine's packages: a test that misses them fails.
+test: export TESTS_REQUIRE := engine,$(TESTS_REQUIRE)
 test: $(READY) lint ## Set everything up, lint, and run every test (ARGS="..." goes to pytest)
 	@$(BIN)/python -m pytest --numprocesses $(WORKERS) $(ARGS)
 
@@ -58,9 +70,7 @@ test-image: $(READY) ## Build the images and run the tests that need Docker
 	@TESTS_REQUIRE=docker $(BIN)/python -m pytest tests/system/containers $(ARGS)
 
 lint: $(READY) ## ruff and mypy, warnings are errors
-	@$(BIN)/ruff check .
-	@$(BIN)/ruff format --check .
-	@$(BIN)/mypy
+	@$(call lint,$(BIN))
 
 bench: $(READY) ## Time the control plane: decisions under 0.4 s, probes under 0.1 s, the sidecar's p99 and memory
 	@$(BIN)/python -m appliance.bench.control_plane $(ARGS)
@@ -77,8 +87,12 @@ $(READY): $(LOCK) config/requirements/bootstrap.txt pyproject.toml
 	@config/requirements/setup.sh "$(PYTHON)" "$(VENV)" "$(ENGINE)"
 	@touch $@
 
+$(CHECK_READY): config/requirements/check.txt config/requirements/bootstrap.txt pyproject.toml
+	@config/requirements/setup.sh "$(PYTHON)" "$(CHECK_VENV)" check
+	@touch $@
+
 lock: $(READY) ## Resolve the requirements anew and write the hash-locked files
 	@config/requirements/lock.sh $(BIN)/uv
 
 clean: ## Remove the environment and everything the appliance wrote beside it
-	@rm -rf $(VENV) .appliance build *.egg-info .mypy_cache .ruff_cache .pytest_cache
+	@rm -rf $(VENV) $(CHECK_VENV) .appliance build *.egg-info .mypy_cache .ruff_cache .pytest_cache

@@ -1,8 +1,6 @@
 """The compile cache in one session: opened before the engine starts, sealed when it serves, told in cache.json.
 
-cache.json: {enabled, state, reason, detail, key, folder, parts, rebuilt, sealed, seal_reason, tokens_match}. `state` is
-cold, warm or resumed, and off where nothing is kept; `reason` is a stable word of appliance.cache.store or of this
-module. `tokens_match` is null where there was nothing to compare.
+`reason` in cache.json is a stable word of appliance.cache.store or of this module.
 """
 
 from __future__ import annotations
@@ -12,23 +10,25 @@ import shutil
 import tempfile
 import threading
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from appliance.acceleration.report import COMPILE_CACHE_DISABLED, USER_OVERRIDE
 from appliance.cache.facts import gather
 from appliance.cache.key import key_of, parts_of
 from appliance.cache.store import Store, UnusableError
 from appliance.errors import ApplianceError
-from appliance.health import rundir
 from appliance.launch.environment import compiled
+from appliance.rundir.cache_start import CacheStart
+from appliance.rundir.plan import SourcedValue
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from appliance.cache.records import Removed
     from appliance.cache.store import Lease, Sealed
+    from appliance.rundir.plan import PlanRecord
 
 SWITCH = "VLLM_DISABLE_COMPILE_CACHE"
 
@@ -70,9 +70,7 @@ class Tokens:
 class CompileCache:
     """One session's use of the cache. `say` takes a line for the log. No method raises for a cache that fails."""
 
-    def __init__(
-        self, run_dir: Path, plan: Mapping[str, Any], environ: Mapping[str, str], say: Callable[[str], None]
-    ) -> None:
+    def __init__(self, run_dir: Path, plan: PlanRecord, environ: Mapping[str, str], say: Callable[[str], None]) -> None:
         self._run_dir = run_dir
         self._plan = plan
         self._environ = environ
@@ -85,26 +83,24 @@ class CompileCache:
         self._sealing: _Sealing | None = None
         self._served = False
         """Whether the engine that was started last became ready."""
-        self.record: dict[str, Any] = {}
+        self.record = CacheStart()
 
     def open(self, seen: Callable[[int], None] = lambda _: None) -> None:
         """Take the generation for this start, or say why nothing is kept. May take as long as reading all of it.
 
         `seen` gets each number of bytes read.
         """
-        switch = self._plan["environment"].get(SWITCH, {"value": "0", "source": ""})
-        if str(switch["value"]) != "0":
-            theirs = str(switch["source"]).startswith("environment")
-            self._off(
-                USER_OVERRIDE if theirs else COMPILE_CACHE_DISABLED, f"{SWITCH}={switch['value']} ({switch['source']})"
-            )
+        switch = (self._plan.environment or {}).get(SWITCH, SourcedValue("0"))
+        if str(switch.value) != "0":
+            theirs = switch.source.startswith("environment")
+            self._off(USER_OVERRIDE if theirs else COMPILE_CACHE_DISABLED, f"{SWITCH}={switch.value} ({switch.source})")
             return
         key: str | None = None
         parts: dict[str, str] | None = None
         try:
             parts = parts_of(self._plan, gather(self._plan, self._environ), self._environ)
             key = key_of(parts)
-            self._store = Store(Path(self._setting("cache_dir")))
+            self._store = Store(Path(self._plan.setting("cache_dir")))
             lease = self._store.open(key, parts, seen=seen)
         except UnusableError as error:
             self._off(error.reason, str(error), key, parts)
@@ -118,25 +114,21 @@ class CompileCache:
             else:
                 self._take(lease)
 
-    def _setting(self, name: str) -> Any:  # noqa: ANN401 - settings are of several kinds
-        return self._plan["settings"][name]["value"]
-
     def _take(self, lease: Lease) -> None:
         self._lease = lease
         self._inherited = lease.state != "cold"
-        self._note(
+        start = CacheStart(
             enabled=True,
             state=lease.state,
             reason=lease.reason,
             detail=lease.detail,
             key=lease.key,
             folder=str(lease.folder),
-            parts=lease.parts,
+            parts=dict(lease.parts),
             rebuilt=lease.rebuilt,
             sealed=lease.state == "warm",
-            seal_reason=None,
-            tokens_match=None,
         )
+        self._note(start)
         self._tell()
 
     def _off(self, reason: str, detail: str, key: str | None = None, parts: Mapping[str, str] | None = None) -> None:
@@ -145,7 +137,7 @@ class CompileCache:
             # The folder of a cache that is off lasts as long as the session: an engine that is restarted finds its own.
             with suppress(OSError):
                 self._temporary = Path(tempfile.mkdtemp(prefix="appliance-compiled-"))
-        self._note(
+        start = CacheStart(
             enabled=False,
             state="off",
             reason=reason,
@@ -153,16 +145,16 @@ class CompileCache:
             key=key,
             folder=None if self._temporary is None else str(self._temporary),
             parts=None if parts is None else dict(parts),
-            rebuilt=self.record.get("rebuilt", False),
+            rebuilt=bool(self.record.rebuilt),
             sealed=False,
-            seal_reason=None,
-            tokens_match=self.record.get("tokens_match"),
+            tokens_match=self.record.tokens_match,
         )
+        self._note(start)
         self._tell()
 
     def _tell(self) -> None:
-        found = self.record
-        self._say(f"compile cache {found['state']} ({found['reason']}): {found['detail']}")
+        start = self.record
+        self._say(f"compile cache {start.state} ({start.reason}): {start.detail}")
 
     @property
     def variables(self) -> dict[str, str]:
@@ -170,7 +162,7 @@ class CompileCache:
         if self._lease is not None:
             return compiled(str(self._lease.folder))
         variables = {} if self._temporary is None else compiled(str(self._temporary))
-        return variables | ({SWITCH: "1"} if self.record.get("reason") == UNFIT else {})
+        return variables | ({SWITCH: "1"} if self.record.reason == UNFIT else {})
 
     @property
     def gated(self) -> bool:
@@ -186,7 +178,7 @@ class CompileCache:
         """An engine starts on it."""
         self.poll()
         self._served = False
-        self._note(tokens_match=None)
+        self._note(replace(self.record, tokens_match=None))
 
     def judged(self, answer: Tokens) -> str | None:
         """Take the engine's answer to the fixed prompts; return why it may not serve, or None."""
@@ -194,7 +186,7 @@ class CompileCache:
             return None
         if answer.note:
             self._say(f"compile cache: {answer.note}")
-        self._note(tokens_match=answer.matches)
+        self._note(replace(self.record, tokens_match=answer.matches))
         if answer.matches is not False:
             return None
         return (
@@ -211,7 +203,7 @@ class CompileCache:
     def _prune(self) -> list[Removed]:
         """Remove what is too old or too much. Never this generation: it is in use."""
         assert self._store is not None
-        days, gigabytes = self._setting("cache_days"), self._setting("cache_gigabytes")
+        days, gigabytes = self._plan.setting("cache_days"), self._plan.setting("cache_gigabytes")
         return self._store.prune(days * 86400 or None, gigabytes * 10**9 or None)
 
     def poll(self, wait: float = 0.0) -> None:
@@ -223,7 +215,7 @@ class CompileCache:
         if sealing.thread.is_alive() or done is None:
             return
         self._sealing = None
-        self._note(sealed=done.sealed, seal_reason=done.reason or None)
+        self._note(replace(self.record, sealed=done.sealed, seal_reason=done.reason or None))
         if not done.sealed:
             self._say(f"compile cache not sealed ({done.reason}): {done.text}; serving goes on")
         for removed in sealing.removed:
@@ -257,7 +249,7 @@ class CompileCache:
         except UnusableError as error:
             owed = self._give_up(lease, error)
             # What is wrong is not loaded again, even where it cannot be removed, and that is what has to be told.
-            self._note(reason=reason)
+            self._note(replace(self.record, reason=reason))
             return owed
         return self._emptied(lease)
 
@@ -267,7 +259,8 @@ class CompileCache:
         return self._lease if self._sealing is None else None
 
     def _emptied(self, lease: Lease) -> bool:
-        self._note(state=lease.state, reason=lease.reason, detail=lease.detail, rebuilt=True, sealed=False)
+        emptied = replace(self.record, state=lease.state, reason=lease.reason, detail=lease.detail)
+        self._note(replace(emptied, rebuilt=True, sealed=False))
         self._tell()
         owed, self._inherited = self._inherited, False
         return owed
@@ -291,11 +284,11 @@ class CompileCache:
         if self._temporary is not None:
             shutil.rmtree(self._temporary, ignore_errors=True)
 
-    def _note(self, **changes: object) -> None:
-        self.record |= changes
+    def _note(self, start: CacheStart) -> None:
+        self.record = start
         # The run directory's trouble is told by phase.json's writer.
         with suppress(OSError):
-            rundir.write(self._run_dir, rundir.CACHE, {"schema": 1, **self.record})
+            start.write(self._run_dir)
 
 
 class _Sealing:

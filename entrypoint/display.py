@@ -8,10 +8,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from appliance.health import address
-from appliance.health.judge import ON_THE_WAY
+from appliance.rundir.phase import ON_THE_WAY
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+    from appliance.rundir.phase import Phase
 
 LINE_EVERY = 15.0
 """Seconds between two lines about a phase that goes on."""
@@ -63,20 +65,22 @@ class Address:
         ]
 
 
-def about(record: dict[str, Any], now: float) -> str:
-    """Say in one line where the engine is, from phase.json."""
-    name = record["phase"]
-    if name in ON_THE_WAY:
-        text = f"{name} {_time(record, now)}"
-        note = record.get("progress")
-        return f"{text}: {note}" if note else text
-    reason = record.get("reason")
-    return f"{name}: {reason}" if reason else str(name)
+def about(phase: Phase, now: float) -> str:
+    """Say in one line where the engine is."""
+    if phase.phase in ON_THE_WAY:
+        text = f"{phase.phase} {_time(phase, now)}"
+        return f"{text}: {phase.progress}" if phase.progress else text
+    return f"{phase.phase}: {phase.reason}" if phase.reason else str(phase.phase)
 
 
-def _time(record: dict[str, Any], now: float) -> str:
-    elapsed, budget = f"{now - record['started']:.0f} s", record.get("budget_s")
-    return elapsed if budget is None else f"{elapsed} of {budget:.0f} s"
+def _time(phase: Phase, now: float) -> str:
+    elapsed = f"{_elapsed(phase, now):.0f} s"
+    return elapsed if phase.budget_s is None else f"{elapsed} of {phase.budget_s:.0f} s"
+
+
+def _elapsed(phase: Phase, now: float) -> float:
+    """Seconds from the beginning of the start until `now`; 0 where the record does not tell."""
+    return 0.0 if phase.started is None else now - phase.started
 
 
 @dataclass
@@ -88,19 +92,19 @@ class PhaseLines:
     _seen: tuple[Any, ...] | None = None
     _shown: float = 0.0
 
-    def update(self, record: dict[str, Any] | None, now: float) -> list[str]:
+    def update(self, phase: Phase | None, now: float) -> list[str]:
         """Return what is to be said at `now` (on rundir.clock())."""
-        if record is None:
+        if phase is None:
             return []
-        mark = (record.get("phase"), record.get("since"))
-        on_the_way = record.get("phase") in ON_THE_WAY
+        mark = (phase.phase, phase.since)
+        on_the_way = phase.phase in ON_THE_WAY
         if mark == self._seen and not (on_the_way and now - self._shown >= self.every):
             return []
         new = mark != self._seen
         self._seen, self._shown = mark, now
-        if record["phase"] == "ready" and new:
-            return self.address.welcome(record["since"] - record["started"])
-        return [about(record, now)]
+        if phase.phase == "ready" and new:
+            return self.address.welcome(_elapsed(phase, now if phase.since is None else phase.since))
+        return [about(phase, now)]
 
     def close(self) -> None:
         """Nothing is drawn."""
@@ -120,26 +124,26 @@ class PhaseBar:
         # The bar shows the time, so a line is wanted only when a phase begins.
         self._lines = PhaseLines(self.address, every=float("inf"))
 
-    def update(self, record: dict[str, Any] | None, now: float) -> list[str]:
+    def update(self, phase: Phase | None, now: float) -> list[str]:
         """Redraw the bar and return the lines that are to stay."""
-        lines = self._lines.update(record, now)
-        if record is None or record["phase"] not in ON_THE_WAY:
+        lines = self._lines.update(phase, now)
+        if phase is None or phase.phase not in ON_THE_WAY:
             self.close()
             return lines
         if self._bar is None:
-            self._open(record)
+            self._open(phase.phase)
         self._bar.update(
             self._task,
-            description=record["phase"],
-            total=record["budget_s"],
-            completed=now - record["started"],
-            note=record.get("progress") or "",
-            time=_time(record, now),
+            description=phase.phase,
+            total=phase.budget_s,
+            completed=_elapsed(phase, now),
+            note=phase.progress or "",
+            time=_time(phase, now),
             refresh=True,
         )
         return []
 
-    def _open(self, record: dict[str, Any]) -> None:
+    def _open(self, description: str) -> None:
         from rich import progress
 
         self._bar = progress.Progress(
@@ -151,7 +155,7 @@ class PhaseBar:
             auto_refresh=False,
             transient=True,
         )
-        self._task = self._bar.add_task(record["phase"], time="", note="")
+        self._task = self._bar.add_task(description, time="", note="")
         self._bar.start()
 
     def close(self) -> None:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from supervisor.childutils import get_headers, listener
 
-from appliance import paths
-from appliance.health import rundir
+from appliance import paths, rundir
+from appliance.rundir.exit_record import ExitRecord
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -38,10 +38,9 @@ def main() -> int:
         reason = verdict(headers["eventname"], payload)
         if reason:
             # The guardian's own word counts more: it knows how the engine ended.
-            if rundir.read(run_dir, rundir.EXIT) is None:
-                record = {"status": 1, "reason": reason, "program": payload["processname"], "at": rundir.clock()}
+            if ExitRecord.read(run_dir) is None:
                 with suppress(OSError):
-                    rundir.write(run_dir, rundir.EXIT, record)
+                    ExitRecord(1, reason, payload["processname"], rundir.clock()).write(run_dir)
             os.kill(os.getppid(), signal.SIGTERM)
         listener.ok()
 

@@ -20,9 +20,9 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from appliance import paths
+from appliance import paths, rundir
 from appliance.errors import ApplianceError
-from appliance.health import rundir
+from appliance.rundir.exit_record import ExitRecord
 from entrypoint import orders, processes
 from entrypoint.compile_cache import SEAL_SECONDS, CompileCache
 from entrypoint.engine_process import Engine
@@ -73,11 +73,10 @@ class Guardian:
 
     def _leave_word(self, ending: Ending) -> None:
         # Where the ender has written already, the guardian ends only because the whole does.
-        if rundir.read(self.run_dir, rundir.EXIT) is None:
+        if ExitRecord.read(self.run_dir) is None:
             reason = self._redactor.text(ending.reason)
-            record = {"status": ending.status, "reason": reason, "program": "engine", "at": rundir.clock()}
             with suppress(OSError):
-                rundir.write(self.run_dir, rundir.EXIT, record)
+                ExitRecord(ending.status, reason, "engine", rundir.clock()).write(self.run_dir)
 
     def _keep(self) -> Ending:
         while True:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from appliance import rundir
 from appliance.acceleration.report import WARM_TOKENS_DIFFER
-from appliance.health import judge, proof, rundir
+from appliance.health import judge
+from appliance.rundir import plugin_proof
+from appliance.rundir.heartbeat import Heartbeat
+from appliance.rundir.phase import StoppedProcess
 from entrypoint import evidence, processes
 from entrypoint.engine_process import bytes_read
 from entrypoint.first_tokens import FirstTokens, unanswered
@@ -113,7 +117,7 @@ class Life:
             return ending
         if self.phase.name == "ready":
             return self._stall(now)
-        if self.phase.name == "starting" and any(self.phase.record["plugins"].values()):
+        if self.phase.name == "starting" and any(self.phase.record.plugins.values()):
             self._reach("loading")
         if self.phase.name in ("starting", "loading"):
             self.watchdog.read(now, *bytes_read(self.tree))
@@ -128,16 +132,15 @@ class Life:
     def _note_stopped(self, now: float) -> None:
         held = processes.stopped(self.tree)
         self._held_since = {pid: self._held_since.get(pid, now) for pid in held}
-        self.phase.record["stopped"] = [
-            {"pid": pid, "name": name, "since": self._held_since[pid]} for pid, name in held.items()
-        ]
+        stopped = tuple(StoppedProcess(pid, name, self._held_since[pid]) for pid, name in held.items())
+        self.phase.record = replace(self.phase.record, stopped=stopped)
 
     def _note_proofs(self) -> None:
         alive = {one.pid for one in self.tree}
-        self.phase.record["plugins"] = proof.proven(self.guardian.run_dir, alive)
-        for record in proof.records(self.guardian.run_dir):
-            if record.get("pid") in alive and record.get("role") in proof.ROLES:
-                self._proven[record["pid"]] = record["role"]
+        self.phase.record = replace(self.phase.record, plugins=plugin_proof.proven(self.guardian.run_dir, alive))
+        for proof in plugin_proof.read_all(self.guardian.run_dir):
+            if proof.pid in alive and proof.role in plugin_proof.ROLES:
+                self._proven[proof.pid] = proof.role
 
     def _lost_process(self) -> Ending | None:
         """Notice an engine core that went while the API server still stands: vLLM itself takes seconds to."""
@@ -152,7 +155,8 @@ class Life:
         while self.engine.returncode() is None and rundir.clock() < end:
             self.phase.write()
             self.guardian.pause()
-        return self._failed(what, where)
+        # A worker that refuses to start takes its core with it; the server's status says that it was no failure.
+        return self._died(2) if self.engine.returncode() == 2 else self._failed(what, where)
 
     def _answers(self, now: float) -> Ending | None:
         """Become ready when the engine lists the model, has proven its plugin and has given tokens.
@@ -170,9 +174,9 @@ class Life:
             self._say_once(f'the engine lists {", ".join(answer) or "no model"}, not "{self.orders.model}"')
             return None
         self._note_proofs()
-        missing = [role for role, loaded in self.phase.record["plugins"].items() if not loaded]
+        missing = [role for role, loaded in self.phase.record.plugins.items() if not loaded]
         if missing:
-            why = "; ".join(proof.errors(self.guardian.run_dir)) or "no process of the engine left a proof"
+            why = "; ".join(plugin_proof.errors(self.guardian.run_dir)) or "no process of the engine left a proof"
             return Ending(
                 f"the engine answers, but nothing proves that the appliance's plugin is loaded in: "
                 f"{', '.join(missing)} ({why}); it is not served. Reinstall the appliance beside vLLM: its entry "
@@ -183,7 +187,7 @@ class Life:
             return None
         if spoilt := self.guardian.cache.judged(first.tokens):
             return Ending(spoilt, again=True, spoilt=WARM_TOKENS_DIFFER)
-        self.phase.record |= {"models": list(answer), "progress": None}
+        self.phase.record = replace(self.phase.record, models=tuple(answer), progress=None)
         self.guardian.became_ready(first.tokens.tokens)
         self.phase.enter("ready")
         return None
@@ -250,15 +254,17 @@ class Life:
         began = rundir.clock()
         self.phase.enter("draining", "asked to stop; running requests may finish, new ones are refused")
         while was_ready and self.engine.returncode() is None and rundir.clock() - began < self.orders.drain:
-            beat = rundir.read(self.guardian.run_dir, rundir.HEARTBEAT) or {}
-            if beat.get("at", 0) - began > SETTLE_SECONDS and not beat.get("in_flight"):
+            beat = Heartbeat.read(self.guardian.run_dir) or Heartbeat()
+            if (beat.at or 0.0) - began > SETTLE_SECONDS and not beat.in_flight:
                 break
             self.phase.write()
             self.guardian.pause()
         else:
-            left = (rundir.read(self.guardian.run_dir, rundir.HEARTBEAT) or {}).get("in_flight")
-            if was_ready and left:
-                self.guardian.say(f"{left} requests did not finish within {self.orders.drain:.0f} s and are cut off")
+            beat = Heartbeat.read(self.guardian.run_dir) or Heartbeat()
+            if was_ready and beat.in_flight:
+                self.guardian.say(
+                    f"{beat.in_flight} requests did not finish within {self.orders.drain:.0f} s and are cut off"
+                )
         self.engine.ask_to_stop()
         end = rundir.clock() + STOP_SECONDS
         while self.engine.returncode() is None and rundir.clock() < end:

@@ -11,12 +11,12 @@ import signal
 import sys
 import threading
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from appliance import paths
+from appliance import paths, rundir
 from appliance.errors import ApplianceError, CheckError, ConfigurationError
-from appliance.health import rundir
 from appliance.launch import environment as engine_environment
 from appliance.launch import keys, request, resolve, settings
 from appliance.models.progress import LogProgress, for_stream
@@ -184,7 +184,7 @@ def _starting(phase: PhaseFile) -> Iterator[None]:
         yield
     except BaseException as error:
         reason = str(error) if isinstance(error, ApplianceError) else "ended while the model was made present"
-        phase.record |= {"phase": "dead", "reason": reason}
+        phase.record = replace(phase.record, phase="dead", reason=reason)
         raise
     finally:
         done.set()

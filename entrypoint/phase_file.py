@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
-from appliance.health import proof, rundir
+from appliance import rundir
+from appliance.rundir import plugin_proof
+from appliance.rundir.phase import Phase
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -19,9 +22,9 @@ class PhaseFile:
     def __init__(
         self, run_dir: Path, budget: float | None, stall_grace: float, redactor: Redactor, say: Callable[[str], None]
     ) -> None:
-        self.record: dict[str, Any] = {}
+        self.record = Phase(budget_s=budget, stall_grace_s=stall_grace)
+        """What is written, but for `at`."""
         self._run_dir = run_dir
-        self._standing = {"budget_s": budget, "stall_grace_s": stall_grace}
         self._redactor = redactor
         self._say = say
         self._writable = True
@@ -29,35 +32,35 @@ class PhaseFile:
     @property
     def name(self) -> str:
         """The phase."""
-        return str(self.record["phase"])
+        return self.record.phase or ""
 
     def begin(self, pid: int, restarts: int = 0, progress: str | None = None) -> None:
         """Begin a start of the engine as process `pid`."""
-        self.record = {
-            **self._standing,
-            "started": rundir.clock(),
-            "pid": pid,
-            "stopped": [],
-            "models": [],
-            "plugins": dict.fromkeys(proof.ROLES, False),
-            "progress": progress,
-            "restarts": restarts,
-        }
+        self.record = Phase(
+            budget_s=self.record.budget_s,
+            stall_grace_s=self.record.stall_grace_s,
+            started=rundir.clock(),
+            pid=pid,
+            plugins=dict.fromkeys(plugin_proof.ROLES, False),
+            progress=progress,
+            restarts=restarts,
+        )
         self.enter("starting")
 
     def enter(self, phase: str, reason: str | None = None) -> None:
         """Begin a phase and write it."""
-        self.record |= {"phase": phase, "since": rundir.clock(), "reason": reason and self._redactor.text(reason)}
+        told = reason and self._redactor.text(reason)
+        self.record = replace(self.record, phase=phase, since=rundir.clock(), reason=told)
         self.write()
 
     def progress(self, text: str) -> None:
         """Note what the start is at."""
-        self.record["progress"] = self._redactor.text(text)
+        self.record = replace(self.record, progress=self._redactor.text(text))
 
     def write(self) -> None:
         """Refresh the file. One that cannot be written is old, and so fails the probes, which is true."""
         try:
-            rundir.write(self._run_dir, rundir.PHASE, {**self.record, "at": rundir.clock()})
+            replace(self.record, at=rundir.clock()).write(self._run_dir)
         except OSError as error:
             if self._writable:
                 self._say(f"{self._run_dir / rundir.PHASE} cannot be written, so the probes fail: {error.strerror}")

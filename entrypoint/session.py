@@ -8,11 +8,14 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from appliance import rundir
 from appliance.errors import CheckError
-from appliance.health import rundir
+from appliance.rundir.exit_record import ExitRecord
+from appliance.rundir.phase import Phase
 from entrypoint import processes, supervision
 from entrypoint.life import STOP_SECONDS
 
@@ -137,9 +140,9 @@ class Session:
     def _outcome(self, code: int | None) -> tuple[int, str]:
         if code is None and self._deadline == 0.0:
             return KILLED, "killed as asked, without waiting for running requests"
-        record = rundir.read(self._run_dir, rundir.EXIT)
+        record = ExitRecord.read(self._run_dir)
         if record is not None:
-            status, reason = int(record.get("status", 1)), str(record.get("reason"))
+            status, reason = 1 if record.status is None else record.status, str(record.reason)
             return (status, reason) if code is not None else (status or 1, f"{reason}; it took too long and was killed")
         if code is None:
             return 1, "did not end in time and was killed"
@@ -149,10 +152,8 @@ class Session:
 
     def _leave_word(self, reason: str) -> None:
         """Let the probes know when the guardian did not get to write the last phase itself."""
-        record = rundir.read(self._run_dir, rundir.PHASE) or {}
-        if record.get("phase") != "dead":
+        last = Phase.read(self._run_dir) or Phase()
+        if last.phase != "dead":
             now = rundir.clock()
             with suppress(OSError):
-                rundir.write(
-                    self._run_dir, rundir.PHASE, {**record, "phase": "dead", "since": now, "at": now, "reason": reason}
-                )
+                replace(last, phase="dead", since=now, at=now, reason=reason).write(self._run_dir)

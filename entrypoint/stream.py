@@ -10,13 +10,14 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Protocol
 
-from appliance.health import rundir
+from appliance import rundir
+from appliance.rundir.phase import Phase
 from entrypoint.relay import Formatter, Lines, Redactor
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
-    from typing import Any, TextIO
+    from typing import TextIO
 
     from rich.console import Console
 
@@ -30,7 +31,7 @@ _HELD = 1000  # lines between the two threads
 class Display(Protocol):
     """Turns phase.json into lines, and may draw beside them."""
 
-    def update(self, record: dict[str, Any] | None, now: float) -> list[str]:
+    def update(self, phase: Phase | None, now: float) -> list[str]:
         """Return the lines that are to be written now."""
 
     def close(self) -> None:
@@ -154,7 +155,7 @@ class Stream:
             self._display[0].close()
 
     def _look(self, display: Display, run_dir: Path) -> None:
-        for line in display.update(rundir.read(run_dir, rundir.PHASE), rundir.clock()):
+        for line in display.update(Phase.read(run_dir), rundir.clock()):
             self._line(OWN, self._redactor.text(line), "info")
 
     def _line(self, program: str, text: str, level: str | None) -> None:

@@ -1,4 +1,4 @@
-"""Puts this folder on the import path: tests in its subfolders share `requirement`. Shares the tests out, too."""
+"""Shares the tests out, skips with a reason what needs more than is here, and settles hypothesis for all."""
 
 from __future__ import annotations
 
@@ -6,13 +6,52 @@ import signal
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadScopeScheduling
 
+from tests.requirement import ENGINE_PACKAGES, required
+
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
     from xdist.remote import Producer
+
+pytest_plugins = ["pytester"]
 
 ENGINES = ("tests/system/engine/", "tests/system/containers/", "tests/cache/test_cache_volumes.py")
 """What starts real engines and containers, builds images, and shares both between tests."""
+
+
+# How long an example takes depends on what else this machine does. The same examples each time: a failure comes again.
+settings.register_profile("appliance", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("appliance")
+
+
+class NeedyModule(pytest.Module):
+    """A file of tests; one that imports a package of an engine needs an engine, and is skipped where there is none."""
+
+    def collect(self) -> Iterable[pytest.Item | pytest.Collector]:
+        try:
+            return super().collect()
+        except self.CollectError as error:
+            cause = error.__cause__
+            if isinstance(cause, ModuleNotFoundError) and (cause.name or "").partition(".")[0] in ENGINE_PACKAGES:
+                required("engine")
+            raise
+
+
+def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Module:
+    """Collect files of tests as NeedyModule."""
+    module: pytest.Module = NeedyModule.from_parent(parent, path=module_path)
+    return module
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip or fail a test whose marker `needs` names what is not here."""
+    for marker in item.iter_markers("needs"):
+        for need in marker.args:
+            required(need)
 
 
 class OneEngineAtATime(LoadScopeScheduling):  # type: ignore[misc]  # xdist has no types
@@ -32,3 +71,9 @@ def pytest_configure() -> None:
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Any:
     """Share out by file, whatever --dist says: pytest-xdist 3.8 does not see its own groups under this pytest."""
     return OneEngineAtATime(config, log)
+
+
+@pytest.fixture
+def complete_build(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A build that has every operator which a route names: what is chosen then depends on the machine alone."""
+    monkeypatch.setattr("appliance.acceleration.routes.NOT_BUILT", frozenset())

@@ -1,26 +1,35 @@
 """What a test needs of the machine beyond Python: skipped where it is missing, failed where it was promised.
 
-TESTS_REQUIRE=docker,browser is such a promise; .ci/run makes it, so that nothing is skipped there unseen.
+TESTS_REQUIRE=docker,browser,engine is such a promise: `make test` promises the engine and .ci/run the rest, so that
+nothing is skipped there unseen. `make check` promises nothing.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shutil
 import subprocess
 from functools import cache
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import pytest
 
-Need = Literal["docker", "browser"]
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+Need = Literal["docker", "browser", "engine"]
 
 PROMISE = "TESTS_REQUIRE"
+
+ENGINE_PACKAGES = ("torch", "vllm", "cuda")
+"""What an engine's lock installs beside the packages of the checks; `cuda` is cuda-bindings, which compiles kernels."""
 
 
 def required(need: Need) -> None:
     """Skip the test, with the reason, where `need` is missing; fail it where the environment promises it."""
-    missing = {"docker": _docker, "browser": _browser}[need]()
+    checks: dict[Need, Callable[[], str | None]] = {"docker": _docker, "browser": _browser, "engine": _engine}
+    missing = checks[need]()
     if missing is None:
         return
     if need in promised():
@@ -55,3 +64,8 @@ def _docker() -> str | None:
 def _browser() -> str | None:
     absent = [name for name in ("chromium", "chromedriver") if shutil.which(name) is None]
     return f"{' and '.join(absent)} not installed; Debian has chromium and chromium-driver" if absent else None
+
+
+def _engine() -> str | None:
+    absent = [name for name in ENGINE_PACKAGES if importlib.util.find_spec(name) is None]
+    return f"no {' and no '.join(absent)} here, which come with an engine; `make test` has them" if absent else None

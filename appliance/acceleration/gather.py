@@ -10,18 +10,22 @@ from appliance.acceleration.report import ranks_differ
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from appliance.rundir.acceleration import RouteReport
+    from appliance.rundir.rank_report import RankReport
+
 Record = dict[str, Any]
 Told = tuple[str, str | None]
 """State and reason of a route on one rank."""
 
 
-def gathered(report: Record, ranks: Mapping[int, Record], world_size: int) -> Record:
+def gathered(report: Record, ranks: Mapping[int, RankReport], world_size: int) -> Record:
     """Return `report` with the word of the ranks in it.
 
     A route of which ranks report is in the state that they agree on, with each one's details under
     `details.ranks.RANK`. Where they differ it is `disabled`, and the reason names the ranks that differ from the most
     (from the lowest rank where there is no majority). `ranks` of the answer lists who reported, `missing_ranks` who of
-    `world_size` did not, once any has; `differing` has state and reason by route and rank.
+    `world_size` did not, once any has; `differing` has state and reason by route and rank,
+    `kernel_builds` the SHA-256 of each rank's kernels.
     """
     routes = {name: dict(route) for name, route in report["routes"].items()}
     differing: dict[str, Record] = {}
@@ -39,7 +43,7 @@ def gathered(report: Record, ranks: Mapping[int, Record], world_size: int) -> Re
             differing[name] = {
                 str(rank): {"state": state, "reason": reason} for rank, (state, reason) in states.items()
             }
-        own = {str(rank): one["details"] for rank, one in told.items() if isinstance(one.get("details"), dict)}
+        own = {str(rank): one.details for rank, one in told.items()}
         route["details"] = {**(route.get("details") or {}), "ranks": own}
     expected = [name for name in report["expected_acceleration"] if name in routes]
     missing = {name: routes[name]["reason"] for name in expected if routes[name]["state"] != "enabled"}
@@ -53,18 +57,17 @@ def gathered(report: Record, ranks: Mapping[int, Record], world_size: int) -> Re
         "ranks": sorted(ranks),
         "missing_ranks": silent,
         "differing": differing,
+        "kernel_builds": {str(rank): record.kernels for rank, record in sorted(ranks.items()) if record.kernels},
     }
 
 
-def _route(record: Record, name: str) -> Record | None:
-    routes = record.get("routes")
-    route = routes.get(name) if isinstance(routes, dict) else None
-    return route if isinstance(route, dict) and isinstance(route.get("state"), str) else None
+def _route(record: RankReport, name: str) -> RouteReport | None:
+    route = record.routes.get(name)
+    return None if route is None or route.state is None else route
 
 
-def _state(route: Record) -> Told:
-    reason = route.get("reason")
-    return route["state"], None if reason is None else str(reason)
+def _state(route: RouteReport) -> Told:
+    return str(route.state), route.reason
 
 
 def _usual(states: Mapping[int, Told]) -> Told:

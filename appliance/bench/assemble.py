@@ -109,11 +109,12 @@ def of_serve(
 
 def tells_cached(target: Target) -> bool:
     """Whether the engine tells how many tokens of a prompt came out of its prefix cache."""
-    return bool((target.plan.get("arguments", {}).get("enable_prompt_tokens_details") or {}).get("value"))
+    return bool(target.planned.argument("enable_prompt_tokens_details"))
 
 
 def _workload(target: Target, served: Served, load: Load, **more: Any) -> Workload:  # noqa: ANN401 - fields of its own
-    repository = (target.plan.get("model") or {}).get("repository")
+    model = target.planned.model
+    repository = None if model is None else model.repository
     return Workload(
         model=environment.family(repository or served.name),
         input_tokens=load.input_tokens,
@@ -130,7 +131,7 @@ def _workload(target: Target, served: Served, load: Load, **more: Any) -> Worklo
 def _common(
     target: Target, load: Load, clocks: tuple[Clocks, ...], labels: dict[str, Any], what: str
 ) -> dict[str, Any]:
-    profile = target.plan.get("profile")
+    profile = target.planned.profile
     title = labels.get("title") or f"{profile or target.url}: {what} {load.name}"
     return {
         "at": datetime.now(UTC).replace(microsecond=0),

@@ -14,10 +14,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from appliance import paths
+from appliance import paths, rundir
 from appliance.errors import CheckError, ConfigurationError, nearest
-from appliance.health import address, rundir
+from appliance.health import address
 from appliance.launch import keys, layers, settings
+from appliance.rundir.phase import Phase
+from appliance.rundir.plan import PlanRecord
 
 if TYPE_CHECKING:
     import argparse
@@ -35,12 +37,20 @@ _PLANNED = {"arguments", "gpus", "machine", "model", "settings"}
 
 @dataclass(frozen=True)
 class Target:
-    """Where the engine is. `plan` is the run directory's record, empty where there is none, or another engine's."""
+    """Where the engine is. `plan` is plan.json, whose hash goes into results; empty where there is none.
+
+    A plan of another engine than the one at `url` counts as none.
+    """
 
     url: str
     key: str | None = field(repr=False)
     run_dir: Path
     plan: dict[str, Any] = field(repr=False)
+
+    @property
+    def planned(self) -> PlanRecord:
+        """The plan's fields; all None where there is no plan."""
+        return PlanRecord.from_json(self.plan)
 
     @property
     def headers(self) -> dict[str, str]:
@@ -93,8 +103,9 @@ def settle(arguments: argparse.Namespace, environ: Mapping[str, str] | None = No
 
 def _planned(plan: dict[str, Any], known: dict[str, Any]) -> str:
     values = {name: setting.default for name, setting in settings.SETTINGS.items()}
-    values |= {name: sourced["value"] for name, sourced in plan.get("settings", {}).items()} | known
-    return address.url(values["host"], values["port"], tls="ssl_certfile" in plan.get("arguments", {}))
+    record = PlanRecord.from_json(plan)
+    values |= {name: sourced.value for name, sourced in (record.settings or {}).items()} | known
+    return address.url(values["host"], values["port"], tls=record.tls)
 
 
 def _checked(url: str) -> str:
@@ -183,7 +194,7 @@ async def preflight(
         listed = {str(entry["id"]): entry.get("max_model_len") for entry in answer["data"]}
     except (TypeError, KeyError):
         raise CheckError(f"{target.url}/v1/models lists no models; wanted the address of an OpenAI API") from None
-    planned = target.plan.get("served_model_name")
+    planned = target.planned.served_model_name
     name = model or (planned if planned in listed else next(iter(listed), None))
     if name is None:
         raise CheckError(f"{target.url} serves no model yet; `appliance probe ready` says when it does")
@@ -192,7 +203,7 @@ async def preflight(
         raise ConfigurationError(
             f'--model "{name}" is not served at {target.url}{nearest(name, listed) or ";"} it serves {known}'
         )
-    phase = (rundir.read(target.run_dir, rundir.PHASE) or {}).get("phase") if target.plan else None
+    phase = (Phase.read(target.run_dir) or Phase()).phase if target.plan else None
     if phase not in (None, "ready"):
         # It answers before it is ready, and has requests of its own until then.
         raise CheckError(f"the engine is {phase}, not ready; `appliance probe ready` says when it is")

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 DECISION_LIMIT_S = 0.4
 PROBE_LIMIT_S = 0.1
-"""What issue 2 promises of the decisions and of the exec probes."""
+"""Of the decisions and of the exec probes (docs/architecture.md, "Time and memory budgets")."""
 
 TIMEOUT_S = 60.0
 """A command that has not ended by then hangs; it is killed and named."""

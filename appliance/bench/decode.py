@@ -8,11 +8,12 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import TYPE_CHECKING
 
+from appliance import rundir
 from appliance.bench import prompts, statistics, traces
 from appliance.bench.client_request import body, judge, send, warm_up_failures
 from appliance.bench.result import Counted
 from appliance.errors import CheckError, ConfigurationError
-from appliance.health import rundir
+from appliance.rundir.heartbeat import Heartbeat
 
 if TYPE_CHECKING:
     import aiohttp
@@ -60,7 +61,7 @@ class Decoded:
 
 def check(load: Load, target: Target) -> None:
     """Raise ConfigurationError where the engine can never hold the full batch."""
-    most = (target.plan.get("arguments", {}).get("max_num_seqs") or {}).get("value")
+    most = target.planned.argument("max_num_seqs")
     if isinstance(most, int) and load.concurrency > most:
         raise ConfigurationError(
             f"--concurrency {load.concurrency} is more than the engine's max_num_seqs of {most}, so that no step holds "
@@ -80,9 +81,9 @@ async def measure(
     tokenizer: prompts.Tokenizer | None = None,
 ) -> Decoded:
     """Run a round that is not measured, then every repeat. Raises CheckError where the engine keeps no step record."""
-    beat = rundir.read(target.run_dir, rundir.HEARTBEAT) or {}
-    if str(beat.get("steps_record", "on")) != "on":
-        raise CheckError(f"the engine keeps no step record: {beat['steps_record']}; serve without that --scheduler-cls")
+    beat = Heartbeat.read(target.run_dir) or Heartbeat()
+    if beat.steps_record not in (None, "on"):
+        raise CheckError(f"the engine keeps no step record: {beat.steps_record}; serve without that --scheduler-cls")
     tokenizer = tokenizer or prompts.Served(client, target, served.name)
     known = await prompts.vocabulary(tokenizer)
     asked = prompts.token_prompts(known, load.input_tokens, load.concurrency, load.seed)
@@ -138,10 +139,11 @@ def _note(outcomes: list[Outcome], load: Load, decoded: Decoded) -> None:
 
 
 async def _watch(target: Target, bar: Bar) -> None:
-    first = (rundir.read(target.run_dir, rundir.HEARTBEAT) or {}).get("generation_tokens", 0)
+    first = (Heartbeat.read(target.run_dir) or Heartbeat()).generation_tokens or 0
     while True:
         await asyncio.sleep(1.0)
-        bar.reach((rundir.read(target.run_dir, rundir.HEARTBEAT) or {}).get("generation_tokens", first) - first)
+        tokens = (Heartbeat.read(target.run_dir) or Heartbeat()).generation_tokens
+        bar.reach(0 if tokens is None else tokens - first)
 
 
 async def _recorded(target: Target, since: float, tokens: int) -> traces.Record:
@@ -206,7 +208,7 @@ def notes(decoded: Decoded, target: Target, load: Load) -> tuple[str, ...]:
     steps = sum(len(one.intervals_ms) for one in decoded.found)
     if modes:
         found.append("graph replay, as vLLM told it: " + ", ".join(f"{n} steps {mode}" for mode, n in modes.items()))
-    elif (target.plan.get("arguments", {}).get("enforce_eager") or {}).get("value"):
+    elif target.planned.argument("enforce_eager"):
         found.append("this engine runs eagerly: there is no CUDA graph to replay")
     else:
         found.append("the record does not tell which steps were graph replays; `-- --cudagraph-metrics` has it told")

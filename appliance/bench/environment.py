@@ -9,10 +9,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from appliance import __version__
+from appliance import __version__, rundir
 from appliance.bench.result import Clocks, Environment, Speculation, System
 from appliance.errors import CheckError
-from appliance.health import proof, rundir
+from appliance.rundir import plugin_proof
+from appliance.rundir.acceleration import AccelerationReport
+from appliance.rundir.cache_start import CacheStart
+from appliance.rundir.plan import PlannedCheckpoint, PlanRecord
 from appliance.topology import islands
 from appliance.topology.machine import machine_of
 
@@ -35,19 +38,21 @@ def system(plan: Mapping[str, Any]) -> System:
     """Return what answers, as far as a plan tells it. An argument that nobody set is None, never vLLM's default."""
     if not plan:
         return System(hardware=UNKNOWN, gpus=0)
-    arguments = {name: sourced["value"] for name, sourced in plan["arguments"].items()}
-    names = {gpu["index"]: gpu["name"] for gpu in plan["machine"]["gpus"]}
-    chosen = list(plan["gpus"])
+    record = PlanRecord.from_json(plan)
+    model = record.model or PlannedCheckpoint()
+    arguments = {name: sourced.value for name, sourced in (record.arguments or {}).items()}
+    names = {gpu["index"]: gpu["name"] for gpu in record.planned_gpus}
+    chosen = record.gpus or ()
     cards = sorted({names.get(index, UNKNOWN) for index in chosen})
-    version = plan.get("versions", {}).get("vllm")
+    version = (record.versions or {}).get("vllm")
     return System(
         hardware=", ".join(cards) or processor(),
         gpus=len(chosen),
         tensor_parallel=arguments.get("tensor_parallel_size", 1),
-        engine=f"vLLM {version} ({plan['engine']})" if version else f"vLLM ({plan['engine']})",
-        repository=plan["model"]["repository"] or None,
-        revision=plan["model"]["revision"],
-        quantization=plan["model"]["kind"],
+        engine=f"vLLM {version} ({record.engine})" if version else f"vLLM ({record.engine})",
+        repository=model.repository or None,
+        revision=model.revision,
+        quantization=model.kind,
         dtype=arguments.get("dtype"),
         kv_cache_dtype=arguments.get("kv_cache_dtype"),
         block_size=arguments.get("block_size"),
@@ -60,7 +65,7 @@ def system(plan: Mapping[str, Any]) -> System:
 
 def speculation(plan: Mapping[str, Any]) -> Speculation:
     """Return the speculation that a plan sets."""
-    given = (plan.get("arguments", {}).get("speculative_config") or {}).get("value") or {}
+    given = PlanRecord.from_json(plan).argument("speculative_config") or {}
     if not given:
         return Speculation()
     return Speculation(
@@ -75,21 +80,22 @@ def environment(plan: Mapping[str, Any], run_dir: Path, image: str | None, clock
     """
     if not plan:
         return Environment(appliance=__version__, image=image, clocks=clocks)
-    report = rundir.read(run_dir, rundir.ACCELERATION) or {}
+    record = PlanRecord.from_json(plan)
+    report = AccelerationReport.read(run_dir) or AccelerationReport()
     # What the compile cache's key was made of, the image among it.
-    cache = rundir.read(run_dir, rundir.CACHE) or {}
-    known = (cache.get("parts") or {}) if isinstance(cache.get("parts"), dict) else {}
-    loaded = next((record for record in proof.records(run_dir) if record.get("role") == "api"), {})
-    versions = {**plan.get("versions", {}), **{name: loaded[name] for name in ("vllm", "torch") if loaded.get(name)}}
+    known = (CacheStart.read(run_dir) or CacheStart()).parts or {}
+    loaded = plugin_proof.of_role(run_dir, "api")
+    proven = {"vllm": loaded.vllm, "torch": loaded.torch}
+    versions = {**(record.versions or {}), **{name: version for name, version in proven.items() if version}}
     return Environment(
         appliance=__version__,
         image=image or _told(known.get("image")),
-        kernel_sha256=_sha256(loaded.get("kernels")),
-        profile=plan.get("profile"),
+        kernel_sha256=_sha256(loaded.kernels),
+        profile=record.profile,
         plan_sha256=plan_hash(plan),
         topology=topology(plan),
-        driver=(plan.get("machine") or {}).get("driver"),
-        versions={str(name): str(version) for name, version in versions.items()},
+        driver=(record.machine or {}).get("driver"),
+        versions=versions,
         routes=routes(report),
         clocks=clocks,
     )
@@ -102,23 +108,23 @@ def plan_hash(plan: Mapping[str, Any]) -> str:
 
 def topology(plan: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the planned machine in words, its GPUs first."""
-    machine = plan.get("machine")
+    record = PlanRecord.from_json(plan)
+    machine = record.machine
     if not machine:
         return ()
     gpus = [f"GPU{gpu['index']} {gpu['name']}" for gpu in machine["gpus"]] or [f"no GPU; {processor()}"]
-    chosen = [f"used: {', '.join(f'GPU{index}' for index in plan['gpus'])}"] if plan.get("gpus") else []
+    chosen = [f"used: {', '.join(f'GPU{index}' for index in record.gpus)}"] if record.gpus else []
     with suppress(KeyError, TypeError, ValueError):
         return (*gpus, *islands.describe(machine_of(machine)), *chosen)
     return (*gpus, *chosen)
 
 
-def routes(report: Mapping[str, Any]) -> dict[str, str]:
+def routes(report: AccelerationReport) -> dict[str, str]:
     """Return each acceleration route's state, with the reason where it is not enabled."""
-    found = {}
-    for name, route in (report.get("routes") or {}).items():
-        reason = route.get("reason")
-        found[str(name)] = str(route.get("state")) + (f": {reason}" if reason else "")
-    return found
+    return {
+        name: f"{route.state}: {route.reason}" if route.reason else str(route.state)
+        for name, route in report.routes.items()
+    }
 
 
 def processor() -> str:

@@ -91,7 +91,7 @@ def _files(folders: Iterable[Path]) -> list[Path]:
 
 
 def _run(words: Sequence[str]) -> str:
-    command = (sys.executable, "-m", f"{PACKAGE}.model", *words)
+    command = (sys.executable, "-m", f"{PACKAGE}.predict", *words)
     try:
         done = subprocess.run(
             command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=TIMEOUT_S, check=False

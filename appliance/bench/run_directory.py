@@ -5,12 +5,13 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from appliance import paths
+from appliance import paths, rundir
 from appliance.acceleration import report
 from appliance.acceleration.routes import ROUTES
-from appliance.health import rundir
 from appliance.launch.request import Request
 from appliance.launch.resolve import resolve
+from appliance.rundir.heartbeat import Heartbeat
+from appliance.rundir.phase import Phase
 from appliance.topology import recorded
 
 if TYPE_CHECKING:
@@ -38,37 +39,34 @@ def ready(now: float) -> dict[str, dict[str, Any]]:
     return {
         rundir.PLAN: plan(),
         rundir.ACCELERATION: report.report(plan()["profile"], plan()["expected_acceleration"], states),
-        rundir.PHASE: {
-            "phase": "ready",
-            "at": now,
-            "since": now - 3600,
-            "started": now - 3700,
-            "budget_s": 900,
-            "stall_grace_s": 120,
-            "reason": None,
-            "progress": None,
-            "pid": 1,
-            "restarts": 0,
-            "models": [plan()["served_model_name"]],
-            "plugins": {"api": True, "core": True},
-            "stopped": [],
-        },
-        rundir.HEARTBEAT: {
-            "at": now,
-            "pid": 1,
-            "step": 52_000,
-            "step_at": now,
-            "running": 2,
-            "waiting": 1,
-            "in_flight": 3,
-            "sockets": 0,
-            "awaiting": 1,
-            "oldest_awaiting_at": now - 1,
-            "busy_since": now - 1,
-            "kv_usage": 0.25,
-            "finished": 900,
-            "prompt_tokens": 1_200_000,
-            "generation_tokens": 340_000,
-            "steps_record": "on",
-        },
+        rundir.PHASE: Phase(
+            phase="ready",
+            at=now,
+            since=now - 3600,
+            started=now - 3700,
+            budget_s=900,
+            stall_grace_s=120,
+            pid=1,
+            restarts=0,
+            models=(plan()["served_model_name"],),
+            plugins={"api": True, "core": True},
+        ).to_json(),
+        rundir.HEARTBEAT: Heartbeat(
+            at=now,
+            pid=1,
+            step_count=52_000,
+            step_at=now,
+            running=2,
+            waiting=1,
+            in_flight=3,
+            sockets=0,
+            awaiting=1,
+            oldest_awaiting_at=now - 1,
+            busy_since=now - 1,
+            kv_usage=0.25,
+            finished=900,
+            prompt_tokens=1_200_000,
+            generation_tokens=340_000,
+            steps_record="on",
+        ).to_json(),
     }

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 LATENCY_LIMIT_S = 0.020
 RESIDENT_LIMIT_BYTES = 120e6
-"""What issue 4 promises: p99 of health while the engine is busy, and resident memory."""
+"""p99 of health while the engine is busy, and resident memory (docs/architecture.md, "Time and memory budgets")."""
 
 SPACING_S = 0.005
 """Between two questions; probes come seconds apart, and a pause lets the scheduler forget the one before."""

@@ -13,18 +13,16 @@ import math
 from bisect import bisect_right
 from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from appliance import rundir
 from appliance.bench.result import Counted
 from appliance.errors import CheckError
-from appliance.health import rundir
+from appliance.rundir.step_line import StepLine
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from pathlib import Path
-
-PREVIOUS = "steps.1.jsonl"
-"""What the engine renamed the record to when it grew too long."""
 
 REPLAYED = frozenset({"FULL", "PIECEWISE"})
 """vLLM's modes in which a step's kernels come out of a captured CUDA graph, all of them or all but attention."""
@@ -42,7 +40,8 @@ class Step:
     """One executed step. `t` in seconds on rundir.clock(); `graph` is None where vLLM did not tell it."""
 
     t: float
-    number: int
+    step_count: int
+    """Steps that the engine had executed then, this one included."""
     requests: int
     prefill_tokens: int
     decode_tokens: int
@@ -75,7 +74,7 @@ def read(run_dir: Path, since: float = 0.0) -> Record:
 
     Raises CheckError where there is no record.
     """
-    files = [run_dir / PREVIOUS, run_dir / rundir.STEPS]
+    files = [run_dir / rundir.PREVIOUS_STEPS, run_dir / rundir.STEPS]
     if not files[1].exists():
         raise CheckError(
             f"{files[1]} is not there; the engine writes it with its first step, under the scheduler that "
@@ -96,9 +95,10 @@ def read(run_dir: Path, since: float = 0.0) -> Record:
 
 def _moment(line: str) -> float:
     try:
-        return float(json.loads(line)["t"])
-    except (ValueError, KeyError, TypeError):
+        moment = StepLine.from_json(json.loads(line)).t
+    except ValueError:
         return math.inf
+    return math.inf if moment is None else moment
 
 
 def parse(lines: Iterable[str], since: float = 0.0, *, before: int = 0) -> Record:
@@ -115,23 +115,47 @@ def parse(lines: Iterable[str], since: float = 0.0, *, before: int = 0) -> Recor
         if broken is not None:
             raise CheckError(f"step record, line {broken}: no step in JSON; wanted the lines of {rundir.STEPS}")
         try:
-            entry = json.loads(line)
-            if entry["t"] <= since:
-                continue
-            if "lost" in entry:
-                lost += int(entry["lost"])
-                continue
-            steps.append(_step(entry))
-        except (ValueError, KeyError, TypeError):
+            entry = StepLine.from_json(json.loads(line))
+        except ValueError:
             broken = number
+            continue
+        if entry.t is None:
+            broken = number
+        elif entry.t > since and entry.lost is not None:
+            lost += entry.lost
+        elif entry.t > since:
+            step = _step(entry)
+            if step is None:
+                broken = number
+            else:
+                steps.append(step)
     return Record(tuple(steps), lost)
 
 
-def _step(entry: dict[str, Any]) -> Step:
-    names = ("requests", "prefill_tokens", "decode_tokens", "generated_tokens", "running", "waiting")
-    counts = {name: int(entry[name]) for name in names}
-    graph = entry.get("graph")
-    return Step(t=float(entry["t"]), number=int(entry["step"]), graph=None if graph is None else str(graph), **counts)
+def _step(line: StepLine) -> Step | None:
+    """Return the step of a line; None where the line lacks a figure."""
+    if (
+        line.t is None
+        or line.step_count is None
+        or line.requests is None
+        or line.prefill_tokens is None
+        or line.decode_tokens is None
+        or line.generated_tokens is None
+        or line.running is None
+        or line.waiting is None
+    ):
+        return None
+    return Step(
+        t=line.t,
+        step_count=line.step_count,
+        requests=line.requests,
+        prefill_tokens=line.prefill_tokens,
+        decode_tokens=line.decode_tokens,
+        generated_tokens=line.generated_tokens,
+        running=line.running,
+        waiting=line.waiting,
+        graph=line.graph,
+    )
 
 
 @dataclass(frozen=True)
@@ -179,7 +203,7 @@ def stable(steps: Sequence[Step], batch: int, warm_up: int, *, eager: bool = Fal
 
 def _excluded(before: Step, step: Step, batch: int, *, eager: bool) -> str | None:
     both = (before, step)
-    if step.number != before.number + 1:
+    if step.step_count != before.step_count + 1:
         return GAP
     if any(one.prefill_tokens for one in both):
         return PREFILL

@@ -6,7 +6,7 @@ import hashlib
 import os
 from importlib import metadata, util
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from appliance import __version__
 from appliance.cache.key import NONE, Facts
@@ -15,6 +15,8 @@ from appliance.paths import ROOT
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
+
+    from appliance.rundir.plan import PlannedCheckpoint, PlanRecord
 
 IMAGE = "APPLIANCE_IMAGE"
 """The image's own name for itself, set when it is built."""
@@ -28,12 +30,12 @@ SAMPLE = 64 << 10
 """Bytes read from the middle of each file of weights: a fine-tuned model differs there, as it does everywhere."""
 
 
-def gather(plan: Mapping[str, Any], environ: Mapping[str, str], root: Path = Path("/")) -> Facts:
-    """Return the facts for the start that `plan` (plan.json's record) describes; /proc is looked for under `root`.
+def gather(plan: PlanRecord, environ: Mapping[str, str], root: Path = Path("/")) -> Facts:
+    """Return the facts for the start that `plan` describes; /proc is looked for under `root`.
 
-    Raises CheckError when the model's folder cannot be read or holds no config.json, as before it was fetched.
+    Raises CheckError when the plan names no model, and when the model's folder cannot be read or holds no config.json,
+    as before it was fetched.
     """
-    draft = plan.get("draft")
     return Facts(
         image=environ.get(IMAGE) or "source",
         vllm=_version("vllm"),
@@ -42,9 +44,15 @@ def gather(plan: Mapping[str, Any], environ: Mapping[str, str], root: Path = Pat
         plugin=f"{__version__} {_plugin()}",
         kernels=_kernels(environ),
         cpu=_cpu(root),
-        model=model_hash(Path(plan["model"]["folder"])),
-        draft=model_hash(Path(draft["folder"])) if draft else NONE,
+        model=_checkpoint_hash(plan.model),
+        draft=NONE if plan.draft is None else _checkpoint_hash(plan.draft),
     )
+
+
+def _checkpoint_hash(planned: PlannedCheckpoint | None) -> str:
+    if planned is None or planned.folder is None:
+        raise CheckError("the plan names no folder of the model, so there is no cache key; run `appliance plan`")
+    return model_hash(Path(planned.folder))
 
 
 def model_hash(folder: Path) -> str:
@@ -81,7 +89,7 @@ def _version(name: str) -> str:
 
 def _plugin() -> str:
     package = Path(__file__).resolve().parent.parent
-    return _tree(package, [package / "engine", package / "acceleration"])
+    return _tree(package, [package / "vllm_plugin", package / "acceleration"])
 
 
 def _kernels(environ: Mapping[str, str]) -> str:

@@ -7,6 +7,9 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from appliance.errors import CheckError
+from appliance.rundir.plan import PlanRecord
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
@@ -96,13 +99,14 @@ _ENVIRONMENT_PREFIXES = ("VLLM_LOGGING_", "TORCH_LOGS", "TORCH_CPP_LOG", "TORCH_
 _SECRET = ("KEY", "TOKEN", "SECRET", "PASSWORD", "CREDENTIAL")
 
 
-def parts_of(plan: Mapping[str, Any], facts: Facts, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the parts by the names of PARTS. `plan` is plan.json's record, `environ` what the engine inherits.
+def parts_of(plan: PlanRecord, facts: Facts, environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the parts by the names of PARTS; `environ` is what the engine inherits.
 
-    The environment that the plan adds wins over `environ`, as it does in the engine.
+    The environment that the plan adds wins over `environ`, as it does in the engine. Raises CheckError for a plan that
+    lacks what the key is made of.
     """
-    gpus = [gpu for gpu in plan["machine"]["gpus"] if gpu["index"] in plan["gpus"]]
-    driver = plan["machine"].get("driver") if gpus else None
+    gpus = plan.planned_gpus
+    driver = (plan.machine or {}).get("driver") if gpus else None
     return {
         "image": facts.image,
         "vllm": facts.vllm,
@@ -122,23 +126,29 @@ def key_of(parts: Mapping[str, str]) -> str:
     return digest(dict(parts))
 
 
-def plan_hash(plan: Mapping[str, Any], environ: Mapping[str, str]) -> str:
+def plan_hash(plan: PlanRecord, environ: Mapping[str, str]) -> str:
     """Return the hash of the arguments and variables that compiled code may depend on."""
     return digest(list(relevant(plan, environ)))
 
 
-def relevant(plan: Mapping[str, Any], environ: Mapping[str, str]) -> Iterator[tuple[str, Any]]:
-    """Yield what goes into the plan's hash, by name: vLLM's arguments, then variables as `$NAME`."""
-    yield "engine", plan["engine"]
-    for name, sourced in sorted(plan["arguments"].items()):
+def relevant(plan: PlanRecord, environ: Mapping[str, str]) -> Iterator[tuple[str, Any]]:
+    """Yield what goes into the plan's hash, by name: vLLM's arguments, then variables as `$NAME`.
+
+    Raises CheckError for a plan that lacks any of it: a key of less would fit code that was compiled for other plans.
+    """
+    needed = ("engine", "arguments", "environment", "gpus", "machine")
+    if absent := [name for name in needed if getattr(plan, name) is None]:
+        raise CheckError(f"{PlanRecord.FILE} has no readable {', '.join(absent)}; `appliance serve` writes it anew")
+    yield "engine", plan.engine
+    for name, sourced in sorted((plan.arguments or {}).items()):
         if name in _ARGUMENTS:
             continue
-        value = sourced["value"]
+        value = sourced.value
         if name == "speculative_config" and isinstance(value, dict):
             # Where the draft lies says nothing; what it is has a part of its own.
             value = {key: inner for key, inner in value.items() if key != "model"}
         yield name, value
-    added = {name: sourced["value"] for name, sourced in plan["environment"].items()}
+    added = {name: sourced.value for name, sourced in (plan.environment or {}).items()}
     for name, value in sorted({**environ, **added}.items()):
         if _compiler_sees(name):
             yield f"${name}", value

@@ -97,8 +97,10 @@ def _key(arguments: argparse.Namespace) -> int:
     from appliance.cache.facts import gather
     from appliance.cache.key import PARTS, key_of, parts_of, relevant
     from appliance.launch import request, resolve
+    from appliance.rundir.plan import PlanRecord
 
-    plan = resolve.resolve(request.from_arguments(arguments, os.environ, Path.cwd())).to_json()
+    resolved = resolve.resolve(request.from_arguments(arguments, os.environ, Path.cwd()))
+    plan = PlanRecord.from_json(resolved.to_json())
     parts = parts_of(plan, gather(plan, os.environ), os.environ)
     inputs = dict(relevant(plan, os.environ))
     key = key_of(parts)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from appliance.acceleration.state import unbound
+from appliance.acceleration.routes import unserved
 from appliance.doctor.check import Check
 from appliance.doctor.checks import gpu, host, libraries, peer, ports, storage
 from appliance.doctor.checks import models as checkpoints
@@ -32,7 +32,7 @@ def preflight(plan: Plan) -> list[Check]:
     return [
         gpu.driver(driver, notes, needs.gpus, needs.driver_min, needs.driver_max),
         libraries.engine(scope.engine, libraries.engine_version(scope.engine)),
-        libraries.kernels(scope.engine, unbound(scope.expected)),
+        libraries.kernels(scope.engine, unserved(scope.expected)),
         *_folders(scope),
         _space(scope),
         host.shm(size, free, needs.shm_bytes),
@@ -52,7 +52,7 @@ def examine(scope: Scope, machine: Machine) -> Iterator[Check]:
     else:
         yield Check("libcuda", "CUDA driver library", "skipped", RECORDED)
     yield libraries.engine(scope.engine, libraries.engine_version(scope.engine))
-    yield libraries.kernels(scope.engine, unbound(scope.expected))
+    yield libraries.kernels(scope.engine, unserved(scope.expected))
     volta = scope.engine == "v100"
     yield libraries.torch(scope.engine, libraries.ask_torch() if volta else "")
     yield libraries.extensions(scope.engine, libraries.read_extensions(scope.folder("state_dir")) if volta else "")

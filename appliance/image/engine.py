@@ -97,8 +97,9 @@ def portable() -> str:
 def plugins() -> str:
     """Say that our entry points can be loaded. Raises CheckError."""
     program = (
-        "import json; from importlib.metadata import entry_points as e; g = 'vllm.general_plugins', "
-        "'vllm.stat_logger_plugins'; found = [p for each in g for p in e(group=each)]; "
+        "import json; from importlib.metadata import entry_points as e; "
+        "g = [f'vllm.{kind}_plugins' for kind in ('general', 'platform', 'stat_logger')]; "
+        "found = [p for each in g for p in e(group=each)]; "
         "print(json.dumps({'failed': {}, 'plugins': {p.name: callable(p.load()) for p in found}}))"
     )
     judge(_run([sys.executable, "-P", "-c", program], {}))

@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 TABLE = CONFIG / "vllm" / f"environment-{VLLM}.json"
 
 REQUIRE_ACCELERATION = "VLLM_SM70_REQUIRE_PROFILE_ACCELERATION"
-OWN = (REQUIRE_ACCELERATION,)
+OWN = (REQUIRE_ACCELERATION, "VLLM_FLASH_V100_XQA_G6_DUAL_CTA_MIN_BATCH")
 """Variables of our plugin that carry vLLM's prefix."""
 
-PLUGINS = ("appliance", "appliance_heartbeat")
+PLUGINS = ("appliance", "appliance_heartbeat", "appliance_sm70")
 """The names of our entry points, which VLLM_PLUGINS could leave out."""
 
 # A name that may hold a secret is neither shown nor repeated; the engine inherits it anyway.

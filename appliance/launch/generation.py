@@ -9,6 +9,7 @@ from appliance.cache.facts import gather
 from appliance.cache.key import key_of, parts_of
 from appliance.cache.store import Store
 from appliance.errors import CheckError
+from appliance.rundir.plan import PlanRecord
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -21,7 +22,7 @@ def describe(plan: Plan, environ: Mapping[str, str]) -> dict[str, Any]:
 
     `environ` is what the engine will inherit.
     """
-    record = plan.to_json()
+    record = PlanRecord.from_json(plan.to_json())
     try:
         parts = parts_of(record, gather(record, environ), environ)
     except CheckError as error:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
+from appliance.acceleration.routes import unserved
 from appliance.profiles.memory import GIB, MemoryPlan, plan_memory
 from appliance.topology.islands import best_set
 
@@ -74,8 +75,12 @@ class Judge:
         self.count = own if needs.gpus and isinstance(own, int) else needs.gpus
 
     def fit(self, pinned: bool) -> Fit:
-        """Return the verdict. A portable profile must be `pinned` where GPUs are."""
+        """Return the verdict.
+
+        Only when `pinned` does a portable profile fit where GPUs are, and one that this build lacks operators for.
+        """
         self._check_checkpoint()
+        self._check_build(pinned)
         if self.count:
             gpus, memory = self._checkgpu_names()
         else:
@@ -101,6 +106,11 @@ class Judge:
         if wanted.architectures and have.architecture not in wanted.architectures:
             names = " or ".join(wanted.architectures)
             self.reasons.append(f"the checkpoint's architecture is {have.architecture} and the profile is for {names}")
+
+    def _check_build(self, pinned: bool) -> None:
+        if lacking := unserved(self.profile.expected_acceleration):
+            text = f"this build has no operators yet for {', '.join(lacking)}, and nothing else serves those layers"
+            (self.warnings if pinned else self.reasons).append(text)
 
     def _plan(self, memory_bytes: int) -> MemoryPlan:
         return plan_memory(

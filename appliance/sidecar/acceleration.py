@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter
 
-from appliance.health import rundir
+from appliance import rundir
+from appliance.rundir.acceleration import AccelerationReport
 from appliance.sidecar import answers
 from appliance.sidecar.records import UNAVAILABLE, Unavailable, read
 
@@ -46,11 +47,11 @@ def report(run_dir: Path, known: Known, problem: str | None) -> answers.Accelera
     return read(run_dir, rundir.ACCELERATION, lambda record: _answer(record, "run directory", age, stale), missing)
 
 
-def record_of(run_dir: Path, known: Known, problem: str | None) -> dict[str, Any] | None:
-    """Return the newest report as a record for metrics and page, None when there is none."""
+def newest(run_dir: Path, known: Known, problem: str | None) -> AccelerationReport | None:
+    """Return the newest report for metrics and page, None when there is none."""
     if known.report is not None and (problem is None or _is_newest(known, _written(run_dir))):
-        return known.report
-    return rundir.read(run_dir, rundir.ACCELERATION)
+        return AccelerationReport.from_json(known.report)
+    return AccelerationReport.read(run_dir)
 
 
 def _is_newest(known: Known, written: float | None) -> bool:

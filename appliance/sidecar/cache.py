@@ -162,7 +162,7 @@ def described(look: Look, job: Job | None, *, writable: bool) -> answers.Cache:
 def start_of(look: Look) -> answers.CacheStart | None:
     """Return what cache.json says, None where it is not there or has another form."""
     try:
-        return None if look.start is None else answers.CacheStart.model_validate(look.start)
+        return None if look.start is None else answers.CacheStart.model_validate(look.start.to_json())
     except ValidationError:
         return None
 

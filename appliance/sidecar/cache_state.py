@@ -6,11 +6,13 @@ import shutil
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from appliance import rundir
 from appliance.cache.store import Generation, Store
 from appliance.errors import CheckError
-from appliance.health import rundir
+from appliance.rundir.cache_start import CacheStart
+from appliance.rundir.plan import PlanRecord
 from appliance.sidecar.background import Periodic
 from appliance.sidecar.records import Unavailable
 
@@ -35,14 +37,13 @@ class Look:
     generations: tuple[Generation, ...] = ()
     disk_free: int | None = None
     disk_total: int | None = None
-    start: dict[str, Any] | None = None
+    start: CacheStart | None = None
     problem: str | None = None
 
     @property
     def current(self) -> str | None:
         """The key of the running engine's generation."""
-        key = (self.start or {}).get("key")
-        return key if isinstance(key, str) else None
+        return None if self.start is None else self.start.key
 
     def find(self, key: str) -> Generation | None:
         """Return the generation of `key`."""
@@ -80,14 +81,11 @@ class CacheState:
         """Return the cache's folder: the sidecar's own setting, else the plan's."""
         if self._folder is not None:
             return self._folder
-        plan = rundir.read(self._run_dir, rundir.PLAN) or {}
-        settings = plan.get("settings")
-        setting = settings.get("cache_dir") if isinstance(settings, dict) else None
-        value = setting.get("value") if isinstance(setting, dict) else None
+        value = (PlanRecord.read(self._run_dir) or PlanRecord()).setting("cache_dir")
         return Path(value) if isinstance(value, str) and value.startswith("/") else None
 
     def _look(self) -> Look:
-        at, start = time.monotonic(), rundir.read(self._run_dir, rundir.CACHE)
+        at, start = time.monotonic(), CacheStart.read(self._run_dir)
         try:
             store = self.store()
             generations = tuple(store.generations())

@@ -12,7 +12,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 from urllib.parse import SplitResult, urlsplit
 
-from appliance.health import address, rundir
+from appliance import rundir
+from appliance.health import address
+from appliance.rundir.plan import PlanRecord
 from appliance.sidecar.background import Periodic
 from appliance.sidecar.records import is_report
 
@@ -92,7 +94,7 @@ class Engine:
         return self.known.problem
 
     def _ask(self) -> tuple[Record | None, str | None]:
-        url = self._url or planned_url(rundir.read(self._run_dir, rundir.PLAN))
+        url = self._url or planned_url(PlanRecord.read(self._run_dir))
         if url is None:
             return None, f"no {rundir.PLAN} says where the engine is, and neither does APPLIANCE_ENGINE_URL"
         try:
@@ -106,16 +108,15 @@ class Engine:
         return _understood(status, body)
 
 
-def planned_url(plan: Record | None) -> str | None:
+def planned_url(plan: PlanRecord | None) -> str | None:
     """Return where the plan's engine is reached from its own machine, None when no plan says so."""
-    try:
-        assert plan is not None
-        settings = plan["settings"]
-        host, port = str(settings["host"]["value"]), int(settings["port"]["value"])
-        tls = "ssl_certfile" in plan["arguments"]
-    except (AssertionError, LookupError, TypeError, ValueError):
+    if plan is None or plan.arguments is None:
         return None
-    return address.url(host, port, tls=tls)
+    host, port = plan.setting("host"), plan.setting("port")
+    try:
+        return None if host is None else address.url(str(host), int(port), tls=plan.tls)
+    except (TypeError, ValueError):
+        return None
 
 
 def _get(url: SplitResult, key: str | None, *, verified: bool) -> tuple[int, bytes]:

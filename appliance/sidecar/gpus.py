@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from appliance.health import rundir
+from appliance.rundir.plan import PlanRecord
 from appliance.sidecar.background import Periodic
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ class GpuWatch:
         return sample
 
     def _ask(self) -> Sample:
-        wanted = planned(rundir.read(self._run_dir, rundir.PLAN))
+        wanted = planned(PlanRecord.read(self._run_dir))
         try:
             nvml = self._nvml = self._nvml or importlib.import_module("pynvml")
         except ImportError:
@@ -130,12 +130,13 @@ class GpuWatch:
         return Sample(time.monotonic(), readings)
 
 
-def planned(plan: Record | None) -> list[Wanted]:
+def planned(plan: PlanRecord | None) -> list[Wanted]:
     """Return the GPUs that the plan chose, none where there is no plan that says so."""
     try:
         assert plan is not None
-        uuids = {gpu["index"]: gpu["uuid"] for gpu in plan["machine"]["gpus"]}
-        return [Wanted(int(index), uuids.get(index)) for index in plan["gpus"][:MOST]]
+        assert plan.machine is not None
+        uuids = {gpu["index"]: gpu["uuid"] for gpu in plan.machine["gpus"]}
+        return [Wanted(index, uuids.get(index)) for index in (plan.gpus or ())[:MOST]]
     except (AssertionError, LookupError, TypeError, ValueError):
         return []
 

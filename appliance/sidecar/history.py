@@ -6,11 +6,10 @@ import threading
 from collections import deque
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from appliance.health import rundir
+from appliance.rundir.heartbeat import Heartbeat
 from appliance.sidecar.background import Periodic
-from appliance.sidecar.records import number
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -19,16 +18,25 @@ KEPT_S = 120.0
 WINDOW_S = 10.0
 """Rates are means over the last ten seconds of heartbeats: one comes each second."""
 
-COUNTED = ("prompt_tokens", "generation_tokens", "step")
-
 
 @dataclass(frozen=True)
 class Sample:
-    """One heartbeat. `at` is on rundir.clock(); `counts` in the order of COUNTED."""
+    """What one heartbeat counted. `at` is on rundir.clock()."""
 
     at: float
-    pid: object
-    counts: tuple[float, float, float]
+    pid: int | None
+    prompt_tokens: int
+    generation_tokens: int
+    step_count: int
+
+    def continues(self, last: Sample) -> bool:
+        """Whether it is of the same engine as `last`, and not older."""
+        fell = (
+            self.prompt_tokens < last.prompt_tokens
+            or self.generation_tokens < last.generation_tokens
+            or self.step_count < last.step_count
+        )
+        return self.pid == last.pid and self.at >= last.at and not fell
 
 
 @dataclass(frozen=True)
@@ -52,12 +60,12 @@ class History:
 
     def sample(self) -> None:
         """Take in the heartbeat that stands there now."""
-        found = _sample(rundir.read(self._run_dir, rundir.HEARTBEAT))
+        found = _sample(Heartbeat.read(self._run_dir))
         if found is None:
             return
         with self._lock:
             last = self._samples[-1] if self._samples else None
-            if last and (found.pid != last.pid or found.at < last.at or found.counts < last.counts):
+            if last and not found.continues(last):
                 self._samples.clear()
             elif last and found.at == last.at:
                 return
@@ -73,20 +81,25 @@ class History:
             return Rates()
         first, last = recent[0], recent[-1]
         window = last.at - first.at
-        prompt, generation, steps = (round((b - a) / window, 2) for a, b in zip(first.counts, last.counts, strict=True))
-        return Rates(prompt, generation, steps, round(window, 1))
+        return Rates(
+            prompt_tokens=round((last.prompt_tokens - first.prompt_tokens) / window, 2),
+            generation_tokens=round((last.generation_tokens - first.generation_tokens) / window, 2),
+            steps=round((last.step_count - first.step_count) / window, 2),
+            window_s=round(window, 1),
+        )
 
     def course(self) -> list[float]:
         """Return the generated tokens a second between each two heartbeats that are known, the oldest first."""
         with self._lock:
             samples = list(self._samples)
-        at = COUNTED.index("generation_tokens")
-        return [round(max(0.0, b.counts[at] - a.counts[at]) / (b.at - a.at), 1) for a, b in pairwise(samples)]
+        return [
+            round(max(0.0, b.generation_tokens - a.generation_tokens) / (b.at - a.at), 1) for a, b in pairwise(samples)
+        ]
 
 
-def _sample(heartbeat: dict[str, Any] | None) -> Sample | None:
-    at, *counts = (number(heartbeat, name) for name in ("at", *COUNTED))
-    prompt, generation, step = counts
-    if at is None or prompt is None or generation is None or step is None:
+def _sample(beat: Heartbeat | None) -> Sample | None:
+    if beat is None or beat.at is None:
         return None
-    return Sample(at, (heartbeat or {}).get("pid"), (prompt, generation, step))
+    if beat.prompt_tokens is None or beat.generation_tokens is None or beat.step_count is None:
+        return None
+    return Sample(beat.at, beat.pid, beat.prompt_tokens, beat.generation_tokens, beat.step_count)

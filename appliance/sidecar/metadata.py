@@ -4,24 +4,28 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from fastapi import APIRouter, Request
 
-from appliance import __version__
-from appliance.health import proof, rundir
+from appliance import __version__, rundir
+from appliance.rundir import plugin_proof
+from appliance.rundir.acceleration import AccelerationReport
+from appliance.rundir.plan import PlanRecord
 from appliance.sidecar import answers
 from appliance.sidecar.endpoints import listed
-from appliance.sidecar.records import UNAVAILABLE, living_phase, number, read_plan
+from appliance.sidecar.records import UNAVAILABLE, given, living_phase, read_plan
 from appliance.topology import islands
 from appliance.topology.machine import machine_of
+
+if TYPE_CHECKING:
+    from appliance.rundir.phase import Phase
+    from appliance.rundir.plan import PlannedCheckpoint, SourcedValue
 
 LICENCE = "Apache-2.0"
 
 CARD_BYTES = 16 * 1024
 """A model card's front matter is its first lines."""
-
-Record = dict[str, Any]
 
 
 def router(run_dir: Path) -> APIRouter:
@@ -54,53 +58,54 @@ def router(run_dir: Path) -> APIRouter:
 
 def versions(run_dir: Path) -> answers.Version:
     """Return what is known of the versions. The plugin's own word counts: it runs in the engine's process."""
-    plan = rundir.read(run_dir, rundir.PLAN) or {}
-    planned = plan.get("versions")
-    loaded = next((record for record in proof.records(run_dir) if record.get("role") == "api"), {})
-    report = rundir.read(run_dir, rundir.ACCELERATION) or {}
-
-    def said(name: str, *records: object) -> str | None:
-        return next((str(r[name]) for r in records if isinstance(r, dict) and r.get(name)), None)
-
+    planned = (PlanRecord.read(run_dir) or PlanRecord()).versions or {}
+    loaded = plugin_proof.of_role(run_dir, "api")
+    report = AccelerationReport.read(run_dir) or AccelerationReport()
     return answers.Version(
         appliance=__version__,
-        engine_appliance=said("appliance", loaded),
-        engine_source=said("source", loaded),
-        vllm=said("vllm", loaded, planned),
-        torch=said("torch", loaded, planned),
-        python=said("python", loaded, planned),
-        kernels=said("kernels", report, loaded, planned),
+        engine_appliance=loaded.appliance or None,
+        engine_source=loaded.source or None,
+        vllm=loaded.vllm or planned.get("vllm") or None,
+        torch=loaded.torch or planned.get("torch") or None,
+        python=loaded.python or planned.get("python") or None,
+        kernels=report.kernels or loaded.kernels or planned.get("kernels") or None,
     )
 
 
-def started_at(phase: Record | None, now: float, utc: datetime) -> str | None:
+def started_at(phase: Phase | None, now: float, utc: datetime) -> str | None:
     """Return when the start of `phase` began, or None when none runs. `now` is `utc` on rundir.clock()."""
-    started = number(phase, "started")
+    started = None if phase is None else phase.started
     return None if started is None else (utc - timedelta(seconds=now - started)).isoformat(timespec="seconds")
 
 
-def described(plan: Record, started: str | None, endpoints: list[answers.Endpoint]) -> answers.Metadata:
-    """Return the metadata in a plan's JSON."""
-    settings = plan["settings"]
-    scheme = "https" if "ssl_certfile" in plan["arguments"] else "http"
+def described(plan: PlanRecord, started: str | None, endpoints: list[answers.Endpoint]) -> answers.Metadata:
+    """Return the metadata in a plan. Raises TypeError where the plan lacks any of it."""
+    scheme = "https" if plan.tls else "http"
+    given(plan.arguments)
     return answers.Metadata(
-        profile=plan["profile"],
-        title=plan["title"],
-        engine=plan["engine"],
-        served_model_name=plan["served_model_name"],
-        model=_checkpoint(plan["model"]),
-        draft=_checkpoint(plan["draft"]) if plan["draft"] else None,
+        profile=given(plan.profile),
+        title=given(plan.title),
+        engine=given(plan.engine),
+        served_model_name=given(plan.served_model_name),
+        model=_checkpoint(given(plan.model)),
+        draft=_checkpoint(plan.draft) if plan.draft else None,
         licence=LICENCE,
-        gpus=plan["gpus"],
-        engine_url=f"{scheme}://{settings['host']['value']}:{settings['port']['value']}",
+        gpus=list(given(plan.gpus)),
+        engine_url=f"{scheme}://{given(plan.setting('host'))}:{given(plan.setting('port'))}",
         started_at=started,
         endpoints=endpoints,
     )
 
 
-def _checkpoint(model: Record) -> answers.Checkpoint:
-    fields = {name: model[name] for name in ("origin", "repository", "revision", "kind", "folder")}
-    return answers.Checkpoint(**fields, licence=licence_of(Path(model["folder"])))
+def _checkpoint(model: PlannedCheckpoint) -> answers.Checkpoint:
+    return answers.Checkpoint(
+        origin=given(model.origin),
+        repository=given(model.repository),
+        revision=model.revision,
+        kind=given(model.kind),
+        folder=given(model.folder),
+        licence=licence_of(Path(given(model.folder))),
+    )
 
 
 def licence_of(folder: Path) -> str | None:
@@ -121,12 +126,12 @@ def licence_of(folder: Path) -> str | None:
     return None
 
 
-def wired(plan: Record) -> answers.Topology:
-    """Return the topology in a plan's JSON."""
-    machine = machine_of(plan["machine"])
+def wired(plan: PlanRecord) -> answers.Topology:
+    """Return the topology in a plan. Raises TypeError where the plan lacks it."""
+    machine = machine_of(given(plan.machine))
     return answers.Topology(
-        machine=plan["machine"],
-        chosen_gpus=plan["gpus"],
+        machine=given(plan.machine),
+        chosen_gpus=list(given(plan.gpus)),
         full_mesh=islands.is_full_mesh(machine),
         nvlink_islands=[list(island) for island in islands.nvlink_islands(machine)],
         peer_islands=[list(island) for island in islands.peer_islands(machine)],
@@ -134,20 +139,30 @@ def wired(plan: Record) -> answers.Topology:
     )
 
 
-def chosen(plan: Record) -> answers.Profile:
-    """Return the decisions in a plan's JSON."""
-    selection = plan["selection"]
+def chosen(plan: PlanRecord) -> answers.Profile:
+    """Return the decisions in a plan. Raises TypeError where the plan lacks any of them."""
+    selection = given(plan.selection)
     others = [(fit, True) for fit in selection["ranked"] if fit["profile"] != selection["chosen"]]
     others += [(fit, False) for fit in selection["rejected"] if fit["profile"] != selection["chosen"]]
-    taken_over = ("title", "gpus", "settings", "arguments", "passthrough", "health", "memory", "warnings")
     return answers.Profile(
-        name=plan["profile"],
+        name=given(plan.profile),
+        title=given(plan.title),
         selected=selection["source"],
         gpus_reason=selection["gpus_reason"],
         others=[
             answers.OtherProfile(name=fit["profile"], title=fit["title"], fits=fits, reasons=fit["reasons"])
             for fit, fits in others
         ],
-        expected_acceleration=plan["expected_acceleration"],
-        **{name: plan[name] for name in taken_over},
+        gpus=list(given(plan.gpus)),
+        settings=_sourced(plan.settings),
+        arguments=_sourced(plan.arguments),
+        passthrough=list(given(plan.passthrough)),
+        health=given(plan.health),
+        memory=plan.memory,
+        expected_acceleration=list(given(plan.expected_acceleration)),
+        warnings=list(given(plan.warnings)),
     )
+
+
+def _sourced(values: dict[str, SourcedValue] | None) -> dict[str, answers.Sourced]:
+    return {name: answers.Sourced(value=one.value, source=one.source) for name, one in given(values).items()}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from prometheus_client.core import GaugeMetricFamily
 
@@ -11,13 +11,14 @@ if TYPE_CHECKING:
 
     from prometheus_client.metrics_core import Metric
 
+    from appliance.rundir.cache_start import CacheStart
     from appliance.sidecar.cache_state import Look
 
 STATES = ("sealed", "building", "broken")
 STARTS = ("cold", "warm", "resumed", "disabled")
 
 
-def collect(look: Look | None, start: dict[str, Any] | None) -> Iterator[Metric]:
+def collect(look: Look | None, start: CacheStart | None) -> Iterator[Metric]:
     """Yield what is known of the volume from `look`, and of the running start from cache.json."""
     if look is not None and look.problem is None:
         yield from _volume(look)
@@ -47,8 +48,8 @@ def _volume(look: Look) -> Iterator[Metric]:
             yield GaugeMetricFamily(name, text, value)
 
 
-def _start(start: dict[str, Any]) -> Iterator[Metric]:
-    state = start.get("state") if start.get("enabled") else "disabled"
+def _start(start: CacheStart) -> Iterator[Metric]:
+    state = start.state if start.enabled else "disabled"
     if state in STARTS:
         metric = GaugeMetricFamily(
             "appliance_cache_start",
@@ -58,11 +59,12 @@ def _start(start: dict[str, Any]) -> Iterator[Metric]:
         for each in STARTS:
             metric.add_metric([each], each == state)
         yield metric
-    if isinstance(sealed := start.get("sealed"), bool):
-        yield GaugeMetricFamily("appliance_cache_sealed", "1 when the running engine's generation is sealed.", sealed)
-    if isinstance(match := start.get("tokens_match"), bool):
+    if start.sealed is not None:
+        text = "1 when the running engine's generation is sealed."
+        yield GaugeMetricFamily("appliance_cache_sealed", text, start.sealed)
+    if start.tokens_match is not None:
         yield GaugeMetricFamily(
             "appliance_cache_tokens_match",
             "1 when the warm start gave the greedy tokens of the cold one.",
-            match,
+            start.tokens_match,
         )

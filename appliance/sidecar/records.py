@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
 
-from appliance import __version__
-from appliance.health import judge, rundir
+from appliance import __version__, rundir
+from appliance.health import judge
+from appliance.rundir.phase import Phase
+from appliance.rundir.plan import PlanRecord
 from appliance.sidecar.answers import Acceleration, Problem
 
 if TYPE_CHECKING:
@@ -13,9 +15,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 T = TypeVar("T")
-
-LARGEST = 1e15
-"""No count, age or size here comes near; JSON can carry infinity, NaN and integers that no float holds."""
 
 UNAVAILABLE: dict[int | str, dict[str, Any]] = {
     503: {"model": Problem, "description": "Not known yet, or not readable; the reason says which."}
@@ -44,9 +43,17 @@ def read(run_dir: Path, name: str, build: Callable[[dict[str, Any]], T], missing
         ) from error
 
 
-def read_plan(run_dir: Path, build: Callable[[dict[str, Any]], T]) -> T:
+def read_plan(run_dir: Path, build: Callable[[PlanRecord], T]) -> T:
     """Return what `build` makes of plan.json. Raises Unavailable."""
-    return read(run_dir, rundir.PLAN, build, f"there is no {rundir.PLAN}: the appliance has not started on this folder")
+    missing = f"there is no {rundir.PLAN}: the appliance has not started on this folder"
+    return read(run_dir, rundir.PLAN, lambda plan: build(PlanRecord.from_json(plan)), missing)
+
+
+def given(value: T | None) -> T:
+    """Return a field that an answer cannot do without. Raises TypeError where the record lacks it."""
+    if value is None:
+        raise TypeError("a field is missing from the record, or is of another type")
+    return value
 
 
 def is_report(record: object) -> TypeGuard[dict[str, Any]]:
@@ -60,18 +67,9 @@ def is_report(record: object) -> TypeGuard[dict[str, Any]]:
     return True
 
 
-def living_phase(run_dir: Path, now: float) -> dict[str, Any] | None:
+def living_phase(run_dir: Path, now: float) -> Phase | None:
     """Return phase.json, or None when no living guardian stands behind it. `now` is on rundir.clock()."""
-    phase = rundir.read(run_dir, rundir.PHASE)
-    at = number(phase, "at")
-    if at is None or not -judge.CLOCK_SLACK_S <= now - at <= judge.GUARDIAN_FRESH_S:
+    phase = Phase.read(run_dir)
+    if phase is None or phase.at is None or not -judge.CLOCK_SLACK_S <= now - phase.at <= judge.GUARDIAN_FRESH_S:
         return None
     return phase
-
-
-def number(record: dict[str, Any] | None, name: str) -> float | None:
-    """Return a finite figure of a record, or None when it is not there or no such number."""
-    value = (record or {}).get(name)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < LARGEST:
-        return None
-    return float(value)

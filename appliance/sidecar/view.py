@@ -6,17 +6,20 @@ import hashlib
 import json
 from typing import TYPE_CHECKING, Any
 
-from appliance import __version__
+from appliance import __version__, rundir
 from appliance.acceleration.routes import ROUTES
-from appliance.health import judge, rundir
+from appliance.health import judge
+from appliance.rundir.json_fields import JsonFields
 from appliance.sidecar import acceleration, answers, cache, metadata
 from appliance.sidecar.drawing import draw
-from appliance.sidecar.records import Unavailable, number, read_plan
+from appliance.sidecar.records import Unavailable, given, read_plan
 from appliance.topology.machine import machine_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from appliance.rundir.acceleration import AccelerationReport
+    from appliance.rundir.plan import PlanRecord
     from appliance.sidecar.cache_state import Look
     from appliance.sidecar.gpus import Reading, Sample
     from appliance.sidecar.services import Services
@@ -34,7 +37,7 @@ def status(services: Services) -> answers.Status:
     services.history.sample()
     now = rundir.clock()
     report = judge.report(services.run_dir, now)
-    details = report.details
+    details = JsonFields(report.details)
     rates, course = services.history.rates(now), services.history.course()
     throughput = answers.Throughput(
         window_s=rates.window_s,
@@ -43,19 +46,19 @@ def status(services: Services) -> answers.Status:
         steps=rates.steps,
         course=course,
     )
-    running, waiting = _whole(details, "running"), _whole(details, "waiting")
-    kv_usage, beat_age, step_age = (number(details, name) for name in ("kv_usage", "beat_age_s", "step_age_s"))
+    running, waiting = details.integer("running"), details.integer("waiting")
+    kv_usage, beat_age, step_age = (details.number(name) for name in ("kv_usage", "beat_age_s", "step_age_s"))
     return answers.Status(
         phase=report.phase,
         reason=report.reason,
         startup=report.startup_ok,
         live=report.live_ok,
         ready=report.ready_ok,
-        elapsed_s=number({"s": report.elapsed_s}, "s"),
-        budget_s=number({"s": report.budget_s}, "s"),
+        elapsed_s=report.elapsed_s,
+        budget_s=report.budget_s,
         running=running,
         waiting=waiting,
-        in_flight=_whole(details, "in_flight"),
+        in_flight=details.integer("in_flight"),
         kv_usage=kv_usage,
         beat_age_s=beat_age,
         step_age_s=step_age,
@@ -120,23 +123,24 @@ def _known(build: Callable[[], Any]) -> Record:
         return {"value": None, "problem": str(error)}
 
 
-def _engine(plan: Record) -> Record:
+def _engine(plan: PlanRecord) -> Record:
     described = metadata.described(plan, None, [])
     return {"model": described.served_model_name, "url": described.engine_url, "title": described.title}
 
 
-def _topology(plan: Record) -> Record:
-    machine = machine_of(plan["machine"])
+def _topology(plan: PlanRecord) -> Record:
+    machine = machine_of(given(plan.machine))
+    chosen = list(given(plan.gpus))
     wired = metadata.wired(plan)
     return {
-        "drawings": draw(machine, plan["gpus"]),
+        "drawings": draw(machine, chosen),
         "gpus": machine.gpus,
-        "chosen": list(plan["gpus"]),
+        "chosen": chosen,
         "islands": [island for island in wired.nvlink_islands if len(island) > 1],
         "driver": machine.driver,
         "lines": wired.description,
         "notes": machine.notes,
-        "reason": plan["selection"]["gpus_reason"],
+        "reason": given(plan.selection)["gpus_reason"],
     }
 
 
@@ -200,7 +204,7 @@ def _revision(services: Services) -> str:
     engine = services.engine
     rests_on = (
         planned,
-        _states(acceleration.record_of(services.run_dir, engine.known, engine.problem())),
+        _states(acceleration.newest(services.run_dir, engine.known, engine.problem())),
         engine.problem() is None,
         None
         if look is None
@@ -212,16 +216,10 @@ def _revision(services: Services) -> str:
     return hashlib.sha256(text.encode(errors="replace")).hexdigest()[:16]
 
 
-def _states(report: Record | None) -> list[tuple[str, str, str]]:
+def _states(report: AccelerationReport | None) -> list[tuple[str, str, str]]:
     """States and reasons; a report's counters grow with every step."""
-    routes = (report or {}).get("routes")
-    found = routes.items() if isinstance(routes, dict) else ()
-    return [(name, str(one.get("state")), str(one.get("reason"))) for name, one in found if isinstance(one, dict)]
-
-
-def _whole(details: Record, name: str) -> int | None:
-    value = number(details, name)
-    return None if value is None else int(value)
+    routes = {} if report is None else report.routes
+    return [(name, str(route.state), str(route.reason)) for name, route in routes.items()]
 
 
 def _passes(ok: bool) -> str:

@@ -10,12 +10,15 @@ import multiprocessing
 import os
 import platform
 import sys
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import appliance
-from appliance.acceleration.state import state_of_routes
-from appliance.health import rundir
+from appliance import rundir
+from appliance.rundir.cache_start import CacheStart
+from appliance.rundir.plan import PlanRecord
+from appliance.rundir.plugin_proof import PluginProof
+from appliance.vllm_plugin.sm70 import activate, platform_choice, routes
 
 SERVER = "appliance.vllm_plugin.server.serve"
 """The program whose main process is the API server."""
@@ -26,26 +29,34 @@ SPAWNED = {"EngineCore": "core", "VllmWorker": "worker"}
 logger = logging.getLogger("vllm.appliance.plugin")
 
 
+def choose_platform() -> str | None:
+    """Return the path of our platform class, or None: vLLM's platform plugin, asked before anything else."""
+    return platform_choice.chosen()
+
+
 @functools.cache
 def register() -> None:
-    """Do this process's part, once. What fails is told in the proof: vLLM would log it and serve on without it."""
+    """Do this process's part, once. What fails is told in the proof: vLLM would log it and serve on without it.
+
+    Raises PlatformError where this machine needs our platform and vLLM took another; vLLM lets that pass.
+    """
+    activate.activate_if_chosen()
     role = process_role()
     configured = os.environ.get("APPLIANCE_RUN_DIR")
     if role is None or not configured:
         # Some other user of the vLLM in this environment.
         return
     run_dir = Path(configured)
-    proof: dict[str, Any] = {"pid": os.getpid(), "role": role, "at": rundir.clock()}
+    proof = PluginProof(os.getpid(), role, rundir.clock())
     try:
-        proof |= versions()
+        proof = PluginProof.from_json(proof.to_json() | versions())
         if role == "api":
-            proof |= _publish_routes(run_dir)
+            proof = replace(proof, kernels=_publish_routes(run_dir))
     except Exception as error:
         logger.exception("The appliance's plugin failed in the %s process", role)
-        proof["error"] = f"{type(error).__name__}: {error}"
+        proof = replace(proof, error=f"{type(error).__name__}: {error}")
     try:
-        rundir.share(run_dir / rundir.PLUGINS)
-        rundir.write(run_dir / rundir.PLUGINS, f"{os.getpid()}.json", proof)
+        proof.write(run_dir)
     except OSError as error:
         logger.error("The proof that the plugin is loaded cannot be written: %s", error)
 
@@ -74,22 +85,23 @@ def versions() -> dict[str, str]:
 def source_hash() -> str:
     """Return the SHA-256 over names and contents of the plugin's modules: a version alone is no evidence."""
     digest = hashlib.sha256()
-    for file in sorted(Path(__file__).parent.rglob("*.py")):
-        digest.update(f"{file.name}\0".encode() + hashlib.sha256(file.read_bytes()).digest())
+    folder = Path(__file__).parent
+    for file in sorted(folder.rglob("*.py")):
+        digest.update(f"{file.relative_to(folder)}\0".encode() + hashlib.sha256(file.read_bytes()).digest())
     return digest.hexdigest()
 
 
-def _publish_routes(run_dir: Path) -> dict[str, str]:
+def _publish_routes(run_dir: Path) -> str | None:
     """Write acceleration.json. Returns the hash of the kernels' sources where there are both they and CUDA."""
     from vllm.platforms import current_platform
 
-    plan = rundir.read(run_dir, rundir.PLAN) or {}
-    cache = rundir.read(run_dir, rundir.CACHE)
+    plan, cache = PlanRecord.read(run_dir) or PlanRecord(), CacheStart.read(run_dir)
     cuda = bool(current_platform.is_cuda())
-    routes = state_of_routes(cuda=cuda, plan=plan, environment=os.environ, cache=cache)
-    rundir.write(run_dir, rundir.ACCELERATION, routes)
+    ours = cuda or type(current_platform).__module__.startswith("appliance.")
+    report = routes.before_load(active=ours, plan=plan, environment=os.environ, cache=cache)
+    rundir.write(run_dir, rundir.ACCELERATION, report)
     if not cuda or importlib.util.find_spec("sm70_kernels") is None:
-        return {}
+        return None
     from sm70_kernels import registry
 
-    return {"kernels": registry.source_hash()}
+    return str(registry.source_hash())

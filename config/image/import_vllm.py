@@ -28,7 +28,7 @@ MODULES = (
     "vllm.model_executor.layers.quantization.compressed_tensors.compressed_tensors",
 )
 OPERATORS = ("rms_norm", "rotary_embedding", "silu_and_mul")
-GROUPS = ("vllm.general_plugins", "vllm.stat_logger_plugins")
+GROUPS = ("vllm.general_plugins", "vllm.platform_plugins", "vllm.stat_logger_plugins")
 
 
 def pretend() -> None:

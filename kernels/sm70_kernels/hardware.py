@@ -26,16 +26,25 @@ SUB_CORES = 4
 L2_BYTES = 6 * 1024 * 1024
 
 MACHINE: dict[str, Figure] = {
-    "sms": Figure(SMS, SMS, SMS, "SMs", "volta.md C.0 [D]: V100 SXM2"),
+    "sms": Figure(SMS, SMS, SMS, "SMs", 'docs/volta.md, "Rates and floors" [D]: V100 SXM2'),
     "sub_cores": Figure(SUB_CORES, SUB_CORES, SUB_CORES, "an SM", "CUDA programming guide 12.8, capability 7.0"),
     "clock": Figure(1.455, 1.38, 1.53, "GHz", "1.38 to 1.53 is what an SXM2 holds; the middle is taken"),
     "dram_bandwidth": Figure(
-        *(870, 822, 879, "GB/s"),
-        "v100-timings.md: fitted (MODEL.md); the same harness read at 879 GB/s and copied at 822 [M, v100-skinny]",
+        870,
+        822,
+        879,
+        "GB/s",
+        'docs/volta.md, "Times taken on V100s": fitted (MODEL.md); the harness read at 879, copied at 822',
     ),
-    "l2_bandwidth": Figure(2500, 2100, 3100, "GB/s", "volta.md C.1: 3133 (PMC10448217); 2155 (Jia et al. 2018) [R]"),
+    "l2_bandwidth": Figure(
+        2500,
+        2100,
+        3100,
+        "GB/s",
+        'docs/volta.md, "Latencies and caches": 3133 (PMC10448217); 2155 (Jia et al. 2018) [R]',
+    ),
     "l2_port": Figure(48, 40, 64, "B a cycle and SM", "[A] 64 in hardware, three quarters of it reached"),
-    "l2_bytes": Figure(L2_BYTES, L2_BYTES, L2_BYTES, "B", "volta.md D: 6 MB"),
+    "l2_bytes": Figure(L2_BYTES, L2_BYTES, L2_BYTES, "B", 'docs/volta.md, "Rates and floors": 6 MB'),
     "l1_bytes": Figure(131072, 131072, 131072, "B an SM with the shared", "Jia et al. 2018 [R]"),
 }
 

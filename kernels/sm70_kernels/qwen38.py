@@ -31,7 +31,7 @@ LAYERS = GDN_LAYERS + ATTENTION_LAYERS
 ATTENTION_COLUMNS = (2 * QUERY_HEADS + 2 * KEY_HEADS) * HEAD
 """Queries with their output gates, keys and values."""
 GDN_COLUMNS = 2 * (GDN_KEY_HEADS + GDN_HEADS) * GDN_HEAD
-"""Queries, keys, values and z of a GDN layer (checkpoints.md, TP1)."""
+"""Queries, keys, values and z of a GDN layer (docs/checkpoints.md, "Shapes of each rank")."""
 
 RANKS = (1, 2, 4)
 """Sizes of a tensor-parallel group."""

@@ -29,6 +29,8 @@ def graph_microseconds(calls: Sequence[Callable[[], object]], launches: int = 20
     """Return the median time of one call, in µs, of at least `launches` calls in turn inside one replayed graph."""
     rounds = -(-launches // len(calls))
     warm = torch.cuda.Stream()
+    # The arguments may still be on their way on the caller's stream.
+    warm.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(warm):
         for call in calls:
             call()

@@ -11,18 +11,39 @@ if TYPE_CHECKING:
 
 LIBRARY = torch.library.Library("sm70", "FRAGMENT")
 
+_KERNELS: set[str] = set()
 
-def register(schema: str, *, cuda: Callable[..., Any], cpu: Callable[..., Any], fake: Callable[..., Any]) -> None:
+
+def register(
+    schema: str,
+    *,
+    cuda: Callable[..., Any] | None,
+    cpu: Callable[..., Any],
+    fake: Callable[..., Any],
+    mutates: tuple[str, ...] = (),
+) -> None:
     """Register `NAME(arguments) -> results` with its three implementations.
 
-    `fake` gives empty tensors of the results' shapes and types. All results are new and packed, and no argument is
-    changed: torch.compile may treat such an operator freely.
+    `fake` gives empty tensors of the results' shapes and types. All results are new and packed. `mutates` names the
+    arguments that the operator changes, in the schema's order; the schema must mark just these, `Tensor(a!) name`, or
+    AssertionError is raised: torch.compile treats all others as unchanged. With `cuda=None` no kernel
+    exists: the operator's CPU implementation, plain torch, runs on CUDA too, and `has_kernel` says no.
     """
     name = schema.partition("(")[0]
+    parsed = torch._C.parse_schema(schema)
+    marked = tuple(each.name for each in parsed.arguments if each.alias_info is not None and each.alias_info.is_write)
+    assert marked == mutates, f"sm70.{name} is said to change {mutates}, and its schema marks {marked}"
     LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
-    LIBRARY.impl(name, cuda, "CUDA")
+    LIBRARY.impl(name, cpu if cuda is None else cuda, "CUDA")
     LIBRARY.impl(name, cpu, "CPU")
     torch.library.register_fake(f"sm70::{name}", fake, lib=LIBRARY)
+    if cuda is not None:
+        _KERNELS.add(name)
+
+
+def has_kernel(name: str) -> bool:
+    """Say whether `torch.ops.sm70.NAME` is registered with a kernel of ours, not only with its reference."""
+    return name in _KERNELS
 
 
 def like_first(x: torch.Tensor, *_: object) -> torch.Tensor:
@@ -40,3 +61,8 @@ def refused(operator: str, what: str, seen: object) -> ValueError:
 
 def _described(x: torch.Tensor) -> str:
     return f"{str(x.dtype).removeprefix('torch.')}{list(x.shape)} on {x.device.type}"
+
+
+def laid_out(x: torch.Tensor) -> str:
+    """Return a tensor as `refused` describes it, with the strides and the address that are at fault."""
+    return f"{_described(x)} with strides {list(x.stride())} at {x.data_ptr():#x}"

@@ -9,19 +9,26 @@ import pytest
 from appliance.acceleration import report
 from appliance.acceleration.gather import gathered
 from appliance.acceleration.routes import ROUTES
+from appliance.rundir.rank_report import RankReport
 
 
 def whole(*expected: str) -> dict[str, Any]:
     return report.report("any", expected, {name: report.RouteState("enabled") for name in ROUTES})
 
 
-def rank(state: str = "enabled", reason: str | None = None, **details: Any) -> dict[str, Any]:
-    return {"routes": {"gdn_decode": {"state": state, "reason": reason, "details": details}}}
+def rank(state: str = "enabled", reason: str | None = None, **details: Any) -> RankReport:
+    return RankReport.from_json({"routes": {"gdn_decode": {"state": state, "reason": reason, "details": details}}})
 
 
 def test_without_ranks_the_report_is_what_the_engine_wrote() -> None:
     written = whole("gdn_decode")
-    assert gathered(written, {}, 4) == {**written, "ranks": [], "missing_ranks": [], "differing": {}}
+    assert gathered(written, {}, 4) == {
+        **written,
+        "ranks": [],
+        "missing_ranks": [],
+        "differing": {},
+        "kernel_builds": {},
+    }
 
 
 def test_ranks_that_agree_are_told_once_with_the_details_of_each() -> None:
@@ -71,7 +78,7 @@ def test_silent_ranks_are_listed_once_any_has_spoken() -> None:
     "record", [{}, {"routes": 1}, {"routes": {"gdn_decode": None}}, {"routes": {"gdn_decode": {}}}]
 )
 def test_a_rank_that_says_nothing_of_a_route_changes_nothing(record: dict[str, Any]) -> None:
-    assert gathered(whole(), {0: record}, 1)["routes"] == whole()["routes"]
+    assert gathered(whole(), {0: RankReport.from_json(record)}, 1)["routes"] == whole()["routes"]
 
 
 def test_what_was_written_is_not_changed() -> None:

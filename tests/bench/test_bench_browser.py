@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+pytestmark = pytest.mark.processes
+
 MODEL = {
     "predictions": [
         {"m": 32, "part": part, "launches_a_step": 64, "us": 84.5 - n, "roofline_us": 55.9 - n, "bound": "tensor"}

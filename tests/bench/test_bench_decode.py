@@ -9,15 +9,17 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from aiohttp import web
 
-from appliance import cli
+from appliance import cli, rundir
 from appliance.bench import decode, prompts, run_directory, traces
 from appliance.bench import result as results
-from appliance.health import rundir
 from tests.bench import bench_samples as samples
 from tests.bench.bench_openai import Server, good, running, tokens_of
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+pytestmark = pytest.mark.usefixtures("complete_build")
+
 
 BATCH, OUTPUT = 4, 40
 

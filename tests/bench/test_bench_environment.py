@@ -9,14 +9,16 @@ from typing import TYPE_CHECKING, Any
 import pynvml
 import pytest
 
+from appliance import rundir
 from appliance.bench import client, environment, run_directory
 from appliance.bench.environment_clocks import watching
 from appliance.bench.result import Speculation
 from appliance.errors import ConfigurationError
-from appliance.health import rundir
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+pytestmark = pytest.mark.usefixtures("complete_build")
 
 
 def test_the_release_profile_is_told_with_all_that_decides(tmp_path: Path) -> None:

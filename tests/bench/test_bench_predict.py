@@ -83,7 +83,7 @@ def test_a_product_of_a_dense_layer_is_told_apart_from_our_kernels() -> None:
 
 def test_attention_reads_the_cache_once() -> None:
     # A rank of four has one KV head of 256: K and V in FP16 are 1024 bytes a token; 131072 tokens are 134 MB
-    # (volta.md C.0), 167.77 us at 800 GB/s, and a microsecond to start; 16 layers.
+    # (docs/volta.md, "Rates and floors"), 167.77 us at 800 GB/s, and a microsecond to start; 16 layers.
     found = part(bounds(about(), decode_shape(131072, 1, 0)), "attention")
     assert found == near("attention", BOUND, 16, 16 * 168.772 / 1e3, rel=1e-5)
 
@@ -139,14 +139,14 @@ def test_one_rank_has_no_collectives() -> None:
 
 
 def test_dense_weights_are_counted_whole() -> None:
-    # volta.md C.0: 24.33 G parameters; and 48 layers' b and a, 96 columns of 5120.
+    # docs/volta.md, "Rates and floors": 24.33 G parameters; and 48 layers' b and a, 96 columns of 5120.
     assert qwen38.dense_weights() == 24_326_963_200 + 48 * 96 * 5120
 
 
 def test_nvfp4_layers_are_bounded_by_bytes_then_by_products() -> None:
     nvfp4 = about("qwen38_27b_nvfp4_dflash2")
     weights = 24_326_963_200 + 48 * 96 * 5120
-    # volta.md C.0: 3.42 GB of all at 4.5 bits on a rank, 4.28 ms at 800 GB/s; 256 starts.
+    # docs/volta.md, "Rates and floors": 3.42 GB of all at 4.5 bits on a rank, 4.28 ms at 800 GB/s; 256 starts.
     few = part(bounds(nvfp4, decode_shape(1024, 1, 7)), "dense")
     assert few == near("dense", BOUND, 256, 0.256 + weights / 4 * 0.5625 / 800e6)
     assert few.ms == pytest.approx(4.28 + 0.256, abs=0.01)

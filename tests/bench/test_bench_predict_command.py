@@ -248,6 +248,7 @@ def test_the_tensor_cores_rate_is_the_models() -> None:
     assert found.machine.products_a_us == 320 * 128 * 1000
 
 
+@pytest.mark.needs("engine")
 def test_the_real_model_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SM70_KERNELS_CACHE", str(tmp_path / "kernels"))
     found = predict_kernels.predict(1, 4, 1, ("gated_rms_norm", "lm_head"), tmp_path / "kept")

@@ -13,6 +13,7 @@ from appliance.bench.client_request import Outcome
 from appliance.bench.options import Load
 from appliance.bench.progress import Lines, Silent
 from tests.bench.bench_openai import MODEL, RefusingServer, Reply, Server, good, running
+from tests.waiting import LIMIT_S
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -25,7 +26,7 @@ def load(**changes: Any) -> Load:
     return Load(**{**told, "seed": 1234, "sampling": GREEDY, "cached": False, **changes})
 
 
-def streamed(server: Server, of: Load, tmp_path: Path, silence_s: float = 5.0, **options: Any) -> stream.Streamed:
+def streamed(server: Server, of: Load, tmp_path: Path, silence_s: float = LIMIT_S, **options: Any) -> stream.Streamed:
     target = client.Target(server.url, server.key, tmp_path, {})
 
     async def measure() -> stream.Streamed:
@@ -118,7 +119,7 @@ async def no_done(reply: Reply) -> None:
 
 async def silent(reply: Reply) -> None:
     await reply.tokens(2)
-    await asyncio.sleep(3)
+    await asyncio.sleep(LIMIT_S)
 
 
 async def too_many(reply: Reply) -> None:
@@ -166,7 +167,7 @@ BAD = {
 @pytest.mark.parametrize("behave", BAD, ids=lambda behave: behave.__name__)
 def test_a_bad_answer_is_a_failure_with_its_reason(tmp_path: Path, behave: Any) -> None:
     with running(Server(behave)) as server:
-        found = streamed(server, load(), tmp_path, silence_s=0.4)
+        found = streamed(server, load(), tmp_path, silence_s=3.0 if behave is silent else LIMIT_S)
     assert [(one.reason, one.count) for one in stream.failures(found)] == [(BAD[behave], 1)]
     assert not found.sound
     assert stream.rates(found) == {}
@@ -180,7 +181,7 @@ def test_failures_are_counted_beside_what_was_answered(tmp_path: Path) -> None:
 
     many = len(behaviours)
     with running(Server(each_its_own)) as server:
-        found = streamed(server, load(requests=many, concurrency=1), tmp_path, silence_s=0.4)
+        found = streamed(server, load(requests=many, concurrency=1), tmp_path, silence_s=3.0)
     whole = stream.totals(found, tells=False)
     assert (whole.requests, whole.completed, whole.failed) == (many, 1, many - 1)
     assert whole.output_tokens == 8, "tokens of failed requests are in no figure"

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from appliance import rundir
 from appliance.bench import compare, reference, serve, statistics, traces, verdict
 from appliance.bench.result import Contract, Stats, System, pooled
 from appliance.errors import CheckError
-from appliance.health import rundir
 from tests.bench import bench_samples as samples
 
 if TYPE_CHECKING:
@@ -92,10 +92,10 @@ def test_every_interval_is_either_stable_or_excluded_once(kinds: list[int], warm
 
 def test_the_record_is_read_over_its_rotation_and_from_a_moment_on(tmp_path: Path) -> None:
     lines = samples.record([30.0] * 20)
-    (tmp_path / traces.PREVIOUS).write_text("\n".join(lines[:10]) + "\n")
+    (tmp_path / rundir.PREVIOUS_STEPS).write_text("\n".join(lines[:10]) + "\n")
     (tmp_path / rundir.STEPS).write_text("\n".join(lines[10:]) + '\n{"t": 10')
     whole = traces.read(tmp_path)
-    assert [step.number for step in whole.steps] == list(range(1, len(lines) + 1))
+    assert [step.step_count for step in whole.steps] == list(range(1, len(lines) + 1))
     assert whole.idle
     middle = whole.steps[14].t
     assert traces.read(tmp_path, middle).steps == whole.steps[15:]

@@ -188,7 +188,7 @@ def test_every_truncation_is_refused(root: Path, made: Path, tmp_path: Path, pac
         assert list((root / "generations").iterdir()) == []
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_a_bit_that_flips_anywhere_is_refused_or_harms_nothing(root: Path, made: Path, data: Any) -> None:
     whole = bytearray(made.read_bytes())

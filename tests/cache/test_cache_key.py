@@ -8,15 +8,17 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from appliance import paths
 from appliance.cache import facts as gathering
 from appliance.cache.facts import SAMPLE, gather, model_hash
 from appliance.cache.key import _ARGUMENTS, _ENVIRONMENT, NONE, PARTS, Facts, key_of, parts_of, relevant
 from appliance.errors import CheckError
 from appliance.launch import arguments
 from appliance.launch.environment import folders, known_variables
+from appliance.rundir.plan import PlanRecord
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -55,7 +57,7 @@ PLAN: dict[str, Any] = {
 
 
 def key(plan: dict[str, Any] | None = None, facts: Facts = FACTS, environ: dict[str, str] | None = None) -> str:
-    return key_of(parts_of(PLAN if plan is None else plan, facts, environ or {}))
+    return key_of(parts_of(PlanRecord.from_json(PLAN if plan is None else plan), facts, environ or {}))
 
 
 def changed(*path: Any, to: Any) -> dict[str, Any]:
@@ -67,15 +69,20 @@ def changed(*path: Any, to: Any) -> dict[str, Any]:
     return plan
 
 
+@pytest.mark.parametrize("name", ["engine", "arguments", "environment", "gpus", "machine"])
+def test_a_plan_that_lacks_something_has_no_key(name: str) -> None:
+    with pytest.raises(CheckError, match=rf"plan\.json has no readable {name}"):
+        key(changed(name, to=None))
+
+
 def test_the_parts_are_those_of_the_design_and_readable() -> None:
-    parts = parts_of(PLAN, FACTS, {})
+    parts = parts_of(PlanRecord.from_json(PLAN), FACTS, {})
     assert tuple(parts) == PARTS
     assert parts["gpu"] == "Tesla V100-SXM2-16GB sm_70"
     assert parts["driver_major"] == "580"
     assert parts["model"] == "m draft d"
 
 
-@settings(deadline=None)
 @given(st.dictionaries(st.text(), st.text(), min_size=1), st.data())
 def test_any_part_that_changes_changes_the_key_and_their_order_does_not(parts: dict[str, str], data: Any) -> None:
     name = data.draw(st.sampled_from(sorted(parts)))
@@ -85,7 +92,6 @@ def test_any_part_that_changes_changes_the_key_and_their_order_does_not(parts: d
     assert len(key_of(parts)) == 32
 
 
-@settings(deadline=None)
 @given(st.dictionaries(st.text(), st.text()), st.dictionaries(st.text(), st.text()))
 def test_no_two_sets_of_parts_share_a_key(one: dict[str, str], two: dict[str, str]) -> None:
     assert (key_of(one) == key_of(two)) == (one == two)
@@ -100,7 +106,7 @@ def test_the_processor_counts_for_the_portable_engine_alone() -> None:
     assert key(facts=replace(FACTS, cpu="other")) == key()
     portable = changed("gpus", to=[])
     assert key(portable, replace(FACTS, cpu="other")) != key(portable)
-    assert parts_of(portable, FACTS, {})["driver_major"] == NONE
+    assert parts_of(PlanRecord.from_json(portable), FACTS, {})["driver_major"] == NONE
 
 
 @pytest.mark.parametrize(
@@ -147,19 +153,16 @@ def test_what_no_compiler_sees_does_not(plan: dict[str, Any]) -> None:
 VALUES = st.one_of(st.none(), st.booleans(), st.integers(), st.text(max_size=8), st.lists(st.text(max_size=4)))
 
 
-@settings(deadline=None)
 @given(st.sampled_from(sorted(_ARGUMENTS)), VALUES)
 def test_no_excluded_argument_is_in_the_key(name: str, value: Any) -> None:
     assert key(changed("arguments", name, to={"value": value, "source": "command line"})) == key()
 
 
-@settings(deadline=None)
 @given(st.sampled_from(sorted(set(arguments.table()) - _ARGUMENTS)), st.text(min_size=1))
 def test_every_other_argument_of_vllm_is(name: str, value: str) -> None:
     assert key(changed("arguments", name, to={"value": f"x{value}", "source": "command line"})) != key()
 
 
-@settings(deadline=None)
 @given(st.sampled_from(sorted(_ENVIRONMENT)), st.text(max_size=20))
 def test_no_excluded_variable_is_in_the_key(name: str, value: str) -> None:
     assert key(environ={name: value}) == key()
@@ -181,7 +184,7 @@ def test_what_the_engine_inherits_counts_and_the_plans_environment_wins(name: st
 )
 def test_secrets_and_what_differs_in_every_pod_are_not_even_looked_at(name: str) -> None:
     assert key(environ={name: "value"}) == key()
-    assert "value" not in json.dumps(list(relevant(PLAN, {name: "value"})))
+    assert "value" not in json.dumps(list(relevant(PlanRecord.from_json(PLAN), {name: "value"})))
 
 
 def test_names_that_are_left_out_are_names_that_there_are() -> None:
@@ -238,15 +241,15 @@ def test_facts_of_this_installation(model: Path, tmp_path: Path) -> None:
     cpuinfo = tmp_path / "proc/cpuinfo"
     cpuinfo.write_text("processor: 0\nmodel name\t: Xeon\nflags\t: sse avx2\n\nprocessor: 1\nmodel name: Other\n")
     plan = {"model": {"folder": str(model)}, "draft": None}
-    found = gather(plan, {}, tmp_path)
+    found = gather(PlanRecord.from_json(plan), {}, tmp_path)
     assert (found.image, found.draft) == ("source", NONE)
-    assert gather(plan, {"APPLIANCE_IMAGE": "sha256:9"}, tmp_path).image == "sha256:9"
+    assert gather(PlanRecord.from_json(plan), {"APPLIANCE_IMAGE": "sha256:9"}, tmp_path).image == "sha256:9"
     assert found.cpu.startswith("Xeon, flags ")
     cpuinfo.write_text("processor: 0\nmodel name\t: Xeon\nflags\t: avx2 sse\n")
-    assert gather(plan, {}, tmp_path).cpu == found.cpu
+    assert gather(PlanRecord.from_json(plan), {}, tmp_path).cpu == found.cpu
     cpuinfo.write_text("processor: 0\nmodel name\t: Xeon\nflags\t: avx2 avx512f sse\n")
-    assert gather(plan, {}, tmp_path).cpu != found.cpu
-    assert gather(plan | {"draft": {"folder": str(model)}}, {}, tmp_path).draft == found.model
+    assert gather(PlanRecord.from_json(plan), {}, tmp_path).cpu != found.cpu
+    assert gather(PlanRecord.from_json(plan | {"draft": {"folder": str(model)}}), {}, tmp_path).draft == found.model
 
 
 def test_the_plugins_and_the_kernels_hash_follow_their_sources(tmp_path: Path) -> None:
@@ -264,3 +267,9 @@ def test_the_plugins_and_the_kernels_hash_follow_their_sources(tmp_path: Path) -
     without = gathering._kernels({"SM70_KERNELS_DIR": str(built)})
     (built / "manifest.json").write_text("{}")
     assert gathering._kernels({"SM70_KERNELS_DIR": str(built)}) != without
+
+
+def test_the_plugins_own_sources_are_in_its_hash() -> None:
+    package = paths.ROOT / "appliance"
+    assert gathering._plugin() == gathering._tree(package, [package / "vllm_plugin", package / "acceleration"])
+    assert gathering._plugin() != gathering._tree(package, [package / "acceleration"])

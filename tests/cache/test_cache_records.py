@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from appliance.cache import durable, locks, scan
@@ -56,13 +56,11 @@ JSON = st.recursive(
 )
 
 
-@settings(deadline=None)
 @given(STAMPS)
 def test_a_stamp_is_read_as_it_was_written(stamp: Stamp) -> None:
     assert parse(stamp.dump()) == stamp
 
 
-@settings(deadline=None)
 @given(STAMPS, st.data())
 def test_a_stamp_that_was_cut_off_is_none(stamp: Stamp, data: Any) -> None:
     written = stamp.dump()
@@ -70,7 +68,6 @@ def test_a_stamp_that_was_cut_off_is_none(stamp: Stamp, data: Any) -> None:
         parse(written[: data.draw(st.integers(0, len(written) - 3))])
 
 
-@settings(deadline=None)
 @given(STAMPS, st.data())
 def test_a_stamp_with_any_value_changed_is_none(stamp: Stamp, data: Any) -> None:
     record = json.loads(stamp.dump())
@@ -80,7 +77,6 @@ def test_a_stamp_with_any_value_changed_is_none(stamp: Stamp, data: Any) -> None
         parse(json.dumps({**record, name: other}).encode())
 
 
-@settings(deadline=None)
 @given(st.binary() | JSON.map(lambda value: json.dumps(value).encode()))
 def test_what_is_no_record_is_told_and_never_raises_anything_else(data: bytes) -> None:
     with pytest.raises(StampError):
@@ -88,13 +84,11 @@ def test_what_is_no_record_is_told_and_never_raises_anything_else(data: bytes) -
     assert parse_use(data) is None
 
 
-@settings(deadline=None)
 @given(USES)
 def test_a_record_of_use_is_read_as_it_was_written(use: Use) -> None:
     assert parse_use(use.dump()) == use
 
 
-@settings(deadline=None)
 @given(USES, st.data())
 def test_a_record_of_use_of_another_form_is_none(use: Use, data: Any) -> None:
     record = json.loads(use.dump())
@@ -185,7 +179,6 @@ def test_what_goes_from_a_generation_that_is_used(found: Found, delete: set[str]
     assert set(decide(found, START).delete) == delete
 
 
-@settings(deadline=None)
 @given(
     st.builds(
         Found,

@@ -14,6 +14,7 @@ import pytest
 from appliance.cache import locks
 from appliance.cache.store import Store, UnusableError
 from tests.cache.cachekit import ARTEFACTS, KEY, PARTS, TOKENS, contents, fill, in_process, sealed
+from tests.waiting import LIMIT_S
 
 if TYPE_CHECKING:
     from multiprocessing.queues import Queue
@@ -39,7 +40,7 @@ def test_engines_that_start_at_once_share_one_generation_and_one_stamp(tmp_path:
     for process in processes:
         process.start()
     go.set()
-    told = [results.get(timeout=90) for _ in processes]
+    told = [results.get(timeout=LIMIT_S) for _ in processes]
     for process in processes:
         process.join(60)
         assert process.exitcode == 0
@@ -102,7 +103,7 @@ def test_killed_writers_never_leave_what_a_start_would_load_wrongly(tmp_path: Pa
             victim.kill()
             victim.join(60)
     for process in processes:
-        process.join(90)
+        process.join(LIMIT_S)
         assert process.exitcode in (0, -signal.SIGKILL), process.exitcode
     assert not any(one.in_use for one in Store(tmp_path).generations())
     with Store(tmp_path).open(KEY, PARTS) as lease:

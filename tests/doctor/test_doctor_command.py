@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from appliance import cli
-from appliance.acceleration import state
-from appliance.acceleration.routes import ROUTES
+from appliance.acceleration import routes
 from appliance.doctor import first_failure, preflight
 from appliance.doctor.checks import host, libraries, peer, storage
 from appliance.doctor.scope import likely, of_plan
@@ -47,7 +46,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(libraries, "ask_torch", lambda: {"version": "2.10.0+cu128", "archs": "sm_70"})
     monkeypatch.setattr(libraries, "read_extensions", lambda _: {"_C": frozenset({"sm_70"})})
     monkeypatch.setattr(libraries, "engine_version", lambda _: "0.19.1")
-    monkeypatch.setattr(state, "BOUND", frozenset(ROUTES))
+    monkeypatch.setattr(routes, "NOT_BUILT", frozenset())
 
 
 @pytest.fixture
@@ -173,7 +172,8 @@ def test_preflight_finds_a_port_in_use(options: list[str]) -> None:
 def test_preflight_says_which_routes_this_build_cannot_bind(
     monkeypatch: pytest.MonkeyPatch, options: list[str]
 ) -> None:
-    monkeypatch.setattr(state, "BOUND", frozenset({"compile_graph"}))
+    every = frozenset(name for route in routes.ROUTES.values() for name in route.operators)
+    monkeypatch.setattr(routes, "NOT_BUILT", every)
     planned = plan(options, recorded.load(FOUR), profile="qwen38_27b_nvfp4_dflash2")
     failure = first_failure(preflight(planned))
     assert failure is not None

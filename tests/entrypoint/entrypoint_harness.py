@@ -6,14 +6,14 @@ import os
 import socket
 import subprocess
 import sys
-import time
 import urllib.request
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from appliance.health import rundir
+from appliance import rundir
+from tests.waiting import LIMIT_S, until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,8 +31,6 @@ def free_port() -> int:
 
 class Started:
     """One process, its output in the file `output` of `folder`."""
-
-    PATIENCE_S = 30.0
 
     def __init__(
         self, folder: Path, run_dir: Path, command: list[str], environment: dict[str, str], **options: Any
@@ -58,21 +56,22 @@ class Started:
         return rundir.read(self.run_dir, rundir.EXIT) or {}
 
     @property
+    def heartbeat(self) -> dict[str, Any]:
+        return rundir.read(self.run_dir, rundir.HEARTBEAT) or {}
+
+    @property
     def cache(self) -> dict[str, Any]:
         return rundir.read(self.run_dir, rundir.CACHE) or {}
 
     def wait(self, reached: Callable[[], Any]) -> None:
-        end = time.monotonic() + self.PATIENCE_S
-        while not reached():
-            assert time.monotonic() < end, f"{self.phase} {self.ending}\n{self.log[-4000:]}"
-            time.sleep(0.05)
+        until(reached, lambda: f"{self.phase} {self.ending}\n{self.log[-4000:]}", every_s=0.05)
 
     def until(self, phase: str) -> dict[str, Any]:
         self.wait(lambda: self.phase.get("phase") == phase)
         return self.phase
 
     def finish(self) -> int:
-        return self.process.wait(timeout=40)
+        return self.process.wait(timeout=LIMIT_S)
 
     def tree(self) -> list[psutil.Process]:
         return psutil.Process(self.process.pid).children(recursive=True)
@@ -87,7 +86,7 @@ class Started:
 
 
 class Guarded(Started):
-    """A guardian over the fake engine, with budgets of seconds.
+    """A guardian over the fake engine, on a clock of its own, with budgets that only a hung start uses up.
 
     `tmpfs` are words before a shell command that may mount one: the run directory is then on half a megabyte.
     """
@@ -101,7 +100,7 @@ class Guarded(Started):
         **changes: Any,
     ) -> None:
         self.port = free_port()
-        health = {"start": 20, "progress": 15, "stall_grace": 30, "drain": 6}
+        health = {"start": 3600, "progress": 3600, "stall_grace": 3600, "drain": 60}
         settings = {"host": "127.0.0.1", "port": self.port, "on_engine_exit": "restart", "max_restarts": 1}
         health |= {name: value for name, value in changes.items() if name in health}
         settings |= {"cache_dir": str(folder / "cache"), "cache_days": 90, "cache_gigabytes": 50}
@@ -128,7 +127,10 @@ class Guarded(Started):
         }
         rundir.clear(folder)
         rundir.write(folder, rundir.PLAN, plan)
-        guardian = [sys.executable, "-P", "-m", "entrypoint.guardian"]
+        self._ahead, self._parts = 0.0, inside / "parts"
+        self._clock = folder / "clock"
+        self.ahead(0)
+        guardian = [sys.executable, "-P", str(DATA / "guardian_on_clock.py"), str(self._clock)]
         if tmpfs:
             mounts = 'mount -t tmpfs -o size=512k none "$1/run" && cp "$1/plan.json" "$1/run" && shift && exec "$@"'
             guardian = [*tmpfs, "sh", "-c", mounts, "sh", str(folder), *guardian]
@@ -138,7 +140,26 @@ class Guarded(Started):
             # Nobody but the guardian's own namespace has it mounted.
             self.run_dir = Path(f"/proc/{self.process.pid}/root{inside}")
 
+    def ahead(self, seconds: float) -> None:
+        """Move the guardian's clock forward."""
+        self._ahead += seconds
+        temporary = self._clock.with_suffix(".new")
+        temporary.write_text(str(self._ahead))
+        temporary.replace(self._clock)
+
+    def load_parts(self, number: int) -> None:
+        """Let a fake engine in the mode `slow` load so many of its ten parts.
+
+        Waits until the guardian has seen all but the last: a bar ends where the next begins.
+        """
+        self._parts.write_text(str(number))
+        self.wait(lambda: number == 1 or f"checkpoint shards {number - 1}/10" in str(self.phase.get("progress")))
+
+    def load_all(self) -> None:
+        """Let it load all that is left."""
+        self._parts.write_text("10")
+
     def post(self, seconds: float) -> bytes:
         steps = int(seconds * 4)
-        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/x/{steps}", data=b"", timeout=20) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/x/{steps}", data=b"", timeout=LIMIT_S) as answer:
             return bytes(answer.read())

@@ -7,18 +7,22 @@ import os
 import shutil
 import signal
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psutil
 import pytest
 
+from appliance import rundir
 from appliance.cache.store import Store
-from appliance.health import rundir
 from tests.entrypoint.entrypoint_harness import Guarded
+from tests.waiting import LIMIT_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+pytestmark = pytest.mark.processes
 
 Run = Guarded
 
@@ -157,10 +161,10 @@ def test_a_killed_guardian_leaves_what_was_compiled_to_the_next_start(start: Cal
     tree = run.tree()
     run.process.send_signal(signal.SIGKILL)
     run.finish()
-    psutil.wait_procs(tree, timeout=10)
     for one in tree:
-        if one.is_running():
+        with suppress(psutil.NoSuchProcess):
             one.kill()  # a session's entrypoint adopts and kills them
+    psutil.wait_procs(tree, timeout=LIMIT_S)
     run = start("normal")
     found = serve_and_end(run)
     assert (found["state"], found["reason"], found["sealed"]) == ("resumed", "interrupted", True)

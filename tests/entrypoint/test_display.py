@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from appliance.rundir.phase import Phase
 from entrypoint.display import Address, PhaseBar, PhaseLines
 
 
@@ -23,8 +24,10 @@ def address(**changes: Any) -> Address:
     return Address(**(values | changes))
 
 
-def record(phase: str, since: float = 100.0, **changes: Any) -> dict[str, Any]:
-    return {"phase": phase, "since": since, "started": 100.0, "budget_s": 600, "reason": None} | changes
+def record(phase: str, since: float = 100.0, **changes: Any) -> Phase:
+    return Phase.from_json(
+        {"phase": phase, "since": since, "started": 100.0, "budget_s": 600, "reason": None} | changes
+    )
 
 
 def test_a_phase_is_told_when_it_begins_and_every_fifteen_seconds() -> None:

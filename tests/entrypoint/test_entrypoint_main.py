@@ -9,15 +9,16 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from appliance.health import judge, rundir
+from appliance import rundir
+from appliance.health import judge
 from appliance.launch import request, resolve, settings
 from entrypoint import main
+from tests.waiting import LIMIT_S, until
 
 ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith(("APPLIANCE_", "VLLM_"))}
 NONE = Path(__file__).parents[2] / "config" / "topologies" / "none.json"
@@ -29,7 +30,7 @@ def serve(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]
         env={**ENVIRONMENT, **variables},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=LIMIT_S,
         check=False,
     )
 
@@ -63,6 +64,7 @@ def test_a_recorded_machine_cannot_be_served_on(tmp_path: Path) -> None:
     assert done.stderr == "appliance: serve starts on this machine, not on a recorded one; leave topology out\n"
 
 
+@pytest.mark.needs("engine")
 def test_a_port_in_use_names_who_has_it_and_what_to_do(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -75,6 +77,7 @@ def test_a_port_in_use_names_who_has_it_and_what_to_do(tmp_path: Path) -> None:
     assert done.stderr.count("\n") == 1
 
 
+@pytest.mark.needs("engine")
 def test_a_state_folder_that_cannot_be_written_is_told_before_anything_is_done(tmp_path: Path) -> None:
     (tmp_path / "state").write_text("a file where a folder should be")
     done = serve(*portable(tmp_path))
@@ -83,6 +86,7 @@ def test_a_state_folder_that_cannot_be_written_is_told_before_anything_is_done(t
     assert done.stderr.count("\n") == 1
 
 
+@pytest.mark.needs("engine")
 def test_two_starts_do_not_share_a_run_directory(tmp_path: Path) -> None:
     run_dir = tmp_path / "state" / "run"
     run_dir.mkdir(parents=True)
@@ -107,6 +111,7 @@ def test_a_model_that_is_not_whole_stops_the_start_and_the_probes_say_why(tmp_pa
     assert done.stderr.count("\n") == 1
 
 
+@pytest.mark.needs("engine")
 def test_sigterm_while_the_model_is_made_present_ends_it_with_nothing_left(tmp_path: Path) -> None:
     with subprocess.Popen(
         [sys.executable, "-P", "-m", "entrypoint", *portable(tmp_path)],
@@ -116,16 +121,13 @@ def test_sigterm_while_the_model_is_made_present_ends_it_with_nothing_left(tmp_p
         text=True,
         start_new_session=True,
     ) as started:
-        end = time.monotonic() + 60
         run_dir = tmp_path / "state" / "run"
-        while judge.report(run_dir).phase != "starting":
-            assert time.monotonic() < end
-            time.sleep(0.05)
+        until(lambda: judge.report(run_dir).phase == "starting", every_s=0.05)
         report = judge.report(run_dir)
         assert report.live_ok
         assert "making the model present" in report.reason
         started.terminate()
-        output = started.communicate(timeout=30)[0]
+        output = started.communicate(timeout=LIMIT_S)[0]
     assert started.returncode == 128 + signal.SIGTERM
     assert "Traceback" not in output
     with pytest.raises(ProcessLookupError):

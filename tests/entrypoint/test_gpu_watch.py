@@ -1,8 +1,7 @@
 from __future__ import annotations
 
-import time
-
 from entrypoint.gpu_watch import GpuWatch
+from tests.waiting import until
 
 
 class Board:
@@ -20,10 +19,7 @@ class Board:
 
 def looks(board: Board, number: int) -> None:
     """Wait until GPUs were asked so often in all."""
-    end = time.monotonic() + 10
-    while board.asked < number:
-        assert time.monotonic() < end
-        time.sleep(0.005)
+    until(lambda: board.asked >= number)
 
 
 def test_a_gpu_that_stops_answering_is_told_by_number_and_reason() -> None:

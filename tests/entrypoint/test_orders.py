@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from appliance.errors import CheckError
+from appliance.rundir.plan import PlanRecord
 from entrypoint import orders
 
 if TYPE_CHECKING:
@@ -29,9 +30,18 @@ def plan() -> dict[str, Any]:
 def test_the_engine_inherits_everything_but_the_appliances_own_secrets() -> None:
     own = {"APPLIANCE_API_KEY": "sk-1", "APPLIANCE_SIDECAR_TOKEN": "t-1", "APPLIANCE_API_KEY_FILE": "/run/secrets/key"}
     theirs = {"VLLM_API_KEY": "sk-1", "PATH": "/bin", "HOME": "/root", "APPLIANCE_RUN_DIR": "/run/appliance"}
-    found = orders.of(plan(), {**own, **theirs})
+    found = orders.of(PlanRecord.from_json(plan()), {**own, **theirs})
     assert found.environment == {**theirs, "HOME": "/state/home"}
     assert found.api.key == "sk-1"
+
+
+@pytest.mark.parametrize("name", sorted(plan()))
+@pytest.mark.parametrize("value", [None, 3, "x"])
+def test_a_plan_that_lacks_something_is_one_line(name: str, value: Any) -> None:
+    if name == "served_model_name" and value == "x":
+        return
+    with pytest.raises(CheckError, match=rf"plan\.json has no readable {name}"):
+        orders.of(PlanRecord.from_json(plan() | {name: value}), {})
 
 
 def test_without_a_plan_there_are_no_orders(tmp_path: Path) -> None:

@@ -8,18 +8,21 @@ import re
 import signal
 import socket
 import sys
-import time
 import urllib.request
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psutil
+import pytest
 
 from appliance.health import judge
 from tests.entrypoint.entrypoint_harness import Started, free_port
+from tests.waiting import LIMIT_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+pytestmark = pytest.mark.processes
 
 DATA = Path(__file__).parent / "data"
 KEY = "a-very-secret-key"
@@ -49,7 +52,7 @@ class Run(Started):
         record = {
             "command": [sys.executable, str(DATA / "fake_engine.py"), mode, str(self.port), "small"],
             "settings": settings | changes,
-            "health": {"start": 20, "progress": 15, "stall_grace": 30, "drain": 4},
+            "health": {"start": 3600, "progress": 3600, "stall_grace": 3600, "drain": 4},
         }
         (folder / "plan.json").write_text(json.dumps(record))
         super().__init__(
@@ -68,8 +71,14 @@ class Run(Started):
         return next(one for one in self.tree() if any(part in word for word in one.cmdline()))
 
 
+def waits_in_a_write(process: psutil.Process) -> bool:
+    """Whether a thread of `process` waits for the reader of a full pipe: it neither runs nor sleeps by itself."""
+    tasks = Path(f"/proc/{process.pid}/task").glob("*/wchan")
+    return any(task.read_text() in ("pipe_write", "anon_pipe_write", "pipe_wait_writable") for task in tasks)
+
+
 def all_gone(tree: list[psutil.Process]) -> bool:
-    psutil.wait_procs(tree, timeout=10)
+    psutil.wait_procs(tree, timeout=LIMIT_S)
     return not any(one.is_running() and one.status() != psutil.STATUS_ZOMBIE for one in tree)
 
 
@@ -78,9 +87,9 @@ def test_it_serves_tells_how_to_use_it_and_ends_on_sigterm_with_nothing_left(sta
     run.ready()
     assert '-H "Authorization: Bearer $APPLIANCE_API_KEY"' in run.log
     run.wait(lambda: f"listening on http://127.0.0.1:{run.sidecar_port}" in run.log)
-    with urllib.request.urlopen(f"http://127.0.0.1:{run.sidecar_port}/health/ready", timeout=5) as answer:
+    with urllib.request.urlopen(f"http://127.0.0.1:{run.sidecar_port}/health/ready", timeout=LIMIT_S) as answer:
         assert answer.status == 200
-    with urllib.request.urlopen(f"http://127.0.0.1:{run.sidecar_port}/v1/cache", timeout=5) as answer:
+    with urllib.request.urlopen(f"http://127.0.0.1:{run.sidecar_port}/v1/cache", timeout=LIMIT_S) as answer:
         assert json.load(answer)["folder"] == str(run.run_dir.with_name("cache"))
     for program in ("engine     | ", "sidecar    | ", "appliance  | "):
         assert program in run.log
@@ -213,7 +222,8 @@ def test_a_reader_of_the_log_who_stands_still_does_not_keep_it_from_ending(start
     os.close(writer)
     run.wait(lambda: run.phase.get("phase") == "ready")
     # The engine prints without end and nobody reads: the pipes fill, and the engine waits in a write.
-    time.sleep(2)
+    engine = psutil.Process(run.phase["pid"])
+    run.wait(lambda: waits_in_a_write(engine))
     tree = run.tree()
     run.process.terminate()
     assert run.finish() == 0

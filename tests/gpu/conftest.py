@@ -9,10 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-import torch
-
-from sm70_kernels.launch import launcher
-from sm70_kernels.proof.record import Host, compose
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -33,6 +29,8 @@ FINDINGS = pytest.StashKey[Findings]()
 
 
 def _why_not() -> str:
+    import torch
+
     if not torch.cuda.is_available():
         return "no NVIDIA GPU"
     capability = torch.cuda.get_device_capability()
@@ -44,17 +42,20 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    if why := _why_not():
-        for item in items:
-            if item.get_closest_marker("gpu"):
-                item.add_marker(pytest.mark.skip(reason=why))
+    of_gpus = [item for item in items if item.get_closest_marker("gpu")]
+    if of_gpus and (why := _why_not()):
+        for item in of_gpus:
+            item.add_marker(pytest.mark.skip(reason=why))
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
     path = os.environ.get("SM70_GPU_RECORD")
     if not path or _why_not():
         return
+    import torch
     from cuda.bindings import driver
+
+    from sm70_kernels.proof.record import Host, compose
 
     findings = session.config.stash[FINDINGS]
     _, version = driver.cuDriverGetVersion()
@@ -86,5 +87,7 @@ def findings(request: pytest.FixtureRequest) -> Findings:
 @pytest.fixture(autouse=True)
 def launched(request: pytest.FixtureRequest) -> Iterator[None]:
     """After each test, note which specialisations have been launched."""
+    from sm70_kernels.launch import launcher
+
     yield
     request.config.stash[FINDINGS].launched.update(spec.name for spec, _ in launcher._FUNCTIONS)

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from appliance.health import proof, rundir
-from appliance.health.judge import Report, judge, report
+from appliance import rundir
+from appliance.health import judge as judging
+from appliance.health.judge import Report, report
+from appliance.rundir import plugin_proof
+from appliance.rundir.acceleration import AccelerationReport
+from appliance.rundir.heartbeat import Heartbeat
+from appliance.rundir.phase import Phase
+from appliance.rundir.plan import PlanRecord
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 NOW = 10_000.0
 GRACE = 120.0
@@ -64,6 +73,21 @@ def routes(**states: str | None) -> dict[str, Any]:
             name: {"state": "disabled" if reason else "enabled", "reason": reason} for name, reason in states.items()
         }
     }
+
+
+Json = dict[str, Any] | None
+
+
+def judge(phase: Json, beat: Json, acceleration: Json, plan: Json, now: float, errors: Sequence[str] = ()) -> Report:
+    """Judge what the files would hold."""
+    return judging.judge(
+        None if phase is None else Phase.from_json(phase),
+        None if beat is None else Heartbeat.from_json(beat),
+        None if acceleration is None else AccelerationReport.from_json(acceleration),
+        None if plan is None else PlanRecord.from_json(plan),
+        now,
+        errors,
+    )
 
 
 def serving(beat: dict[str, Any] | None, **changes: Any) -> Report:
@@ -270,6 +294,15 @@ class TestDegraded:
             "silu_mul (not reported)"
         )
 
+    def test_a_kernel_that_this_build_has_on_no_card_is_told_and_no_fault(self) -> None:
+        acceleration = routes(gdn_decode="operator_missing:gdn_decode", long_context="budget<8000")
+        acceleration["routes"]["gdn_decode"]["details"] = {"not_built": True}
+        judged = judge(phase(), heartbeat(), acceleration, plan("gdn_decode"), NOW)
+        assert answers(judged) == READY
+        assert judged.details["routes_off"] == {"gdn_decode": "operator_missing:gdn_decode"}
+        judged = judge(phase(), heartbeat(), acceleration, plan("gdn_decode", "long_context"), NOW)
+        assert judged.reason == "expected routes are off: long_context (budget<8000)"
+
     def test_routes_that_nobody_expects_do_not_matter(self) -> None:
         assert answers(judge(phase(), heartbeat(), routes(all_reduce="kv_dtype"), plan(), NOW)) == READY
 
@@ -358,11 +391,11 @@ class TestProof:
         rundir.write(folder, "3.json", {"pid": 3, "role": "worker"})
         (folder / "4.json").write_text("{")
         (folder / ".5.json.77").write_text("{}")
-        assert proof.proven(tmp_path, {1, 2, 3, 4}) == {"api": True, "core": False}
-        assert proof.proven(tmp_path, {2, 3}) == {"api": False, "core": False}
-        assert proof.errors(tmp_path) == ["core (pid 2): ImportError: x"]
-        assert [record["pid"] for record in proof.records(tmp_path)] == [1, 2, 3]
+        assert plugin_proof.proven(tmp_path, {1, 2, 3, 4}) == {"api": True, "core": False}
+        assert plugin_proof.proven(tmp_path, {2, 3}) == {"api": False, "core": False}
+        assert plugin_proof.errors(tmp_path) == ["core (pid 2): ImportError: x"]
+        assert [record.pid for record in plugin_proof.read_all(tmp_path)] == [1, 2, 3]
 
     def test_no_folder_proves_nothing(self, tmp_path: Any) -> None:
-        assert proof.proven(tmp_path, {1}) == {"api": False, "core": False}
-        assert proof.errors(tmp_path) == []
+        assert plugin_proof.proven(tmp_path, {1}) == {"api": False, "core": False}
+        assert plugin_proof.errors(tmp_path) == []

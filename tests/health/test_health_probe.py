@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from appliance import cli, paths
-from appliance.health import rundir
+from appliance import cli, paths, rundir
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -66,7 +66,8 @@ def test_a_loading_engine_is_only_alive(probe: str, status: int, tmp_path: Path)
     assert done.returncode == status
     answer = json.loads(done.stdout)
     assert answer["status"] == ("failed" if status else "ok")
-    assert answer["reason"] == "loading for 30 s of at most 900 s: shards 3/12"
+    # The probe is a process of its own, which a busy machine starts late.
+    assert re.fullmatch(r"loading for [3-9]\d s of at most 900 s: shards 3/12", answer["reason"])
     assert answer["budget_s"] == 900
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from appliance.errors import CheckError
 from appliance.image import audit, engine, kernels, libraries, root
+from appliance.launch.environment import PLUGINS
 from appliance.paths import CONFIG
 from sm70_kernels.build import manifest
 from sm70_kernels.build.compiler import Compiled, Resources
@@ -207,7 +208,7 @@ def test_a_manifest_that_cannot_be_read_is_told(tmp_path: Path, text: str | None
 
 # Engine
 
-GOOD = {"failed": {}, "unwanted": [], "plugins": {"appliance": True, "appliance_heartbeat": True}}
+GOOD = {"failed": {}, "unwanted": [], "plugins": dict.fromkeys(PLUGINS, True)}
 
 
 def test_an_engine_that_imports_with_our_plugins_passes() -> None:
@@ -223,7 +224,7 @@ def test_an_engine_that_imports_with_our_plugins_passes() -> None:
         ),
         ({"unwanted": ["flashinfer"]}, "flashinfer was imported; wanted the image to do without"),
         ({"plugins": {"appliance": True}}, 'vLLM would find no plugin "appliance_heartbeat"'),
-        ({"plugins": {"appliance": False, "appliance_heartbeat": True}}, 'vLLM would find no plugin "appliance"'),
+        ({"plugins": dict.fromkeys(PLUGINS, True) | {"appliance": False}}, 'vLLM would find no plugin "appliance"'),
     ],
 )
 def test_an_engine_that_lacks_something_is_refused(change: dict[str, object], message: str) -> None:

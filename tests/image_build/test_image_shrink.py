@@ -109,6 +109,7 @@ def test_a_full_disk_stops_with_one_line(
     assert path.read_bytes() == the_library()
 
 
+@pytest.mark.needs("engine")
 @pytest.mark.parametrize("gpu", [70, 0])
 def test_a_shrunk_library_of_cuda_loads(tmp_path: Path, gpu: int) -> None:
     spec = importlib.util.find_spec("nvidia.cufile")

@@ -37,6 +37,7 @@ def test_a_quad_pair_is_two_groups_of_four_lanes() -> None:
     assert [lane for lane in range(32) if lanes.quad_pair(lane) == 1] == [4, 5, 6, 7, 20, 21, 22, 23]
 
 
+@pytest.mark.needs("engine")
 def test_the_header_has_the_same_maps(tmp_path: Path) -> None:
     claims = []
     for lane in range(lanes.LANES):

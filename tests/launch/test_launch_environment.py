@@ -149,9 +149,9 @@ def test_a_service_called_vllm_is_told_at_once() -> None:
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
-        ("", "appliance,appliance_heartbeat"),
-        ("mine", "mine,appliance,appliance_heartbeat"),
-        ("appliance", "appliance,appliance_heartbeat"),
+        ("", "appliance,appliance_heartbeat,appliance_sm70"),
+        ("mine", "mine,appliance,appliance_heartbeat,appliance_sm70"),
+        ("appliance", "appliance,appliance_heartbeat,appliance_sm70"),
     ],
 )
 def test_the_appliances_plugins_cannot_be_left_out(given: str, expected: str) -> None:

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
     from tests.launch.launch_cases import Ask
 
+pytestmark = pytest.mark.usefixtures("complete_build")
+
+
 RELEASE = "qwen38_27b_nvfp4_dflash2"
 FOUR = "4xv100-sxm2-16gb"
 

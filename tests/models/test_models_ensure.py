@@ -9,7 +9,6 @@ import signal
 import struct
 import subprocess
 import sys
-import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -25,6 +24,7 @@ from appliance.models.progress import SilentProgress
 from appliance.topology import live
 from appliance.topology.machine import Host, Machine
 from tests.models import fakehub
+from tests.waiting import until
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -208,9 +208,7 @@ def test_a_fetch_that_is_killed_is_continued(tmp_path: Path) -> None:
         command = [sys.executable, "-c", program, str(folder)]
         process = subprocess.Popen(command, env=environment)
         part = folder.parent / ".tiny.partial/.parts/model.safetensors"
-        deadline = time.monotonic() + 60
-        while not (part.exists() and part.stat().st_size) and time.monotonic() < deadline:
-            time.sleep(0.05)
+        until(lambda: part.exists() and part.stat().st_size >= 10 << 20)
         process.send_signal(signal.SIGKILL)
         process.wait()
         assert not folder.exists()

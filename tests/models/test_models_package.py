@@ -87,9 +87,15 @@ def test_a_conversion_says_where_its_files_come_from(
 
 def test_stages_are_shown(installed: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("appliance.models.progress.LINE_EVERY", 0.0)
-    stand_in(monkeypatch, GOOD + "time.sleep(0.5)")
-    lines = list[str]()
-    package.convert("tiny-weights", folder, LogProgress(lines.append))
+    lines, shown = list[str](), installed.parent / "shown"
+
+    def write(line: str) -> None:
+        lines.append(line)
+        if "reading the weights" in line:
+            shown.touch()
+
+    stand_in(monkeypatch, GOOD + f"while not Path({str(shown)!r}).exists(): time.sleep(0.01)")
+    package.convert("tiny-weights", folder, LogProgress(write))
     assert lines[0] == "converting tiny-weights 1.2: started"
     assert any("reading the weights" in line for line in lines)
     assert lines[-1].startswith("converting tiny-weights 1.2: done in")

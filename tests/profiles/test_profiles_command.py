@@ -14,6 +14,8 @@ from appliance.paths import PROFILES, TOPOLOGIES
 if TYPE_CHECKING:
     from pathlib import Path
 
+pytestmark = pytest.mark.usefixtures("complete_build")
+
 
 @pytest.fixture(autouse=True)
 def _no_pin(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,6 +19,8 @@ from appliance.topology.recorded import load
 if TYPE_CHECKING:
     from pathlib import Path
 
+pytestmark = pytest.mark.usefixtures("complete_build")
+
 PROFILES = catalogue.load_all()
 RELEASE = "qwen38_27b_nvfp4_dflash2"
 PORTABLE = "portable_smollm2"

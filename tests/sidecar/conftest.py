@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import pytest
 
+from appliance import rundir
 from appliance.bench import run_directory
-from appliance.health import rundir
 from appliance.sidecar.app import create_app
 from appliance.sidecar.options import Options
 from appliance.sidecar.services import Services

@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from selenium.webdriver.remote.command import Command
 
-from appliance import paths
+from appliance import paths, rundir
 from appliance.acceleration import report
 from appliance.acceleration.routes import ROUTES
 from appliance.bench import run_directory
 from appliance.cache.key import key_of
 from appliance.cache.store import Store
-from appliance.health import rundir
 from appliance.sidecar import server
 from appliance.sidecar.app import create_app
 from appliance.sidecar.options import Options
@@ -32,6 +31,8 @@ if TYPE_CHECKING:
     from selenium.webdriver import Chrome
 
     Put = Callable[..., None]
+
+pytestmark = pytest.mark.processes
 
 HOSTILE = "<script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">"
 

@@ -14,9 +14,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from appliance import rundir
 from appliance.cache.key import key_of
 from appliance.cache.store import Store
-from appliance.health import rundir
 from appliance.sidecar import cache as endpoints
 from appliance.sidecar import cache_jobs, guard
 from appliance.sidecar.app import create_app
@@ -278,7 +278,7 @@ def test_a_wrong_token_is_refused_and_logged_without_it(
     assert "wrong\n" not in caplog.text
 
 
-@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=80, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 @given(
     authorization=st.one_of(
         st.binary(max_size=64).filter(lambda b: not set(b) & {0, 10, 13}),

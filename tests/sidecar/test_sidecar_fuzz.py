@@ -49,7 +49,7 @@ schema = schemathesis.openapi.from_asgi("/openapi.json", application())
 
 
 @schema.parametrize()
-@settings(max_examples=15, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=15, suppress_health_check=list(HealthCheck))
 def test_every_endpoint_answers_as_documented(case: Case[Any]) -> None:
     # Requests without the token are the other test's.
     case.call_and_validate(
@@ -58,6 +58,6 @@ def test_every_endpoint_answers_as_documented(case: Case[Any]) -> None:
 
 
 @schema.parametrize()
-@settings(max_examples=8, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=8, suppress_health_check=list(HealthCheck))
 def test_without_the_token_it_answers_as_documented_too(case: Case[Any]) -> None:
     case.call_and_validate(excluded_checks=[*NOT_READY_IS_NO_ERROR])

@@ -15,8 +15,9 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
+from appliance import rundir
 from appliance.bench import run_directory
-from appliance.health import rundir
+from appliance.rundir.plan import PlanRecord
 from appliance.sidecar import gpus, metrics_gpus
 from appliance.sidecar.gpus import GpuWatch, planned
 
@@ -223,12 +224,12 @@ def test_a_card_without_nvlink_has_no_links(nvml: Nvml, watch: GpuWatch) -> None
 
 
 def test_the_plan_names_the_gpus() -> None:
-    assert [gpu.index for gpu in planned(run_directory.plan())] == [0, 1, 2, 3]
+    assert [gpu.index for gpu in planned(PlanRecord.from_json(run_directory.plan()))] == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize("plan", [None, {}, {"gpus": [0]}, {"gpus": "x", "machine": {"gpus": []}}, {"machine": 1}])
 def test_a_plan_without_gpus_has_none(plan: dict[str, Any] | None) -> None:
-    assert planned(plan) == []
+    assert planned(None if plan is None else PlanRecord.from_json(plan)) == []
 
 
 def test_a_recorded_machine_has_no_uuids_and_is_asked_by_index(nvml: Nvml, tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from appliance.health import rundir
+from appliance import rundir
 from appliance.sidecar.history import KEPT_S, History, Rates
 
 if TYPE_CHECKING:

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from fastapi.openapi.models import OpenAPI
 
-from appliance import __version__, paths
-from appliance.health import rundir
+from appliance import __version__, paths, rundir
 from appliance.launch.request import Request
 from appliance.launch.resolve import resolve
 from appliance.profiles import catalogue
@@ -31,6 +30,9 @@ if TYPE_CHECKING:
 
     Get = Callable[..., httpx.Response]
     Put = Callable[..., None]
+
+pytestmark = pytest.mark.usefixtures("complete_build")
+
 
 NEED_A_PLAN = ("/v1/metadata", "/v1/topology", "/v1/profile")
 
@@ -173,6 +175,7 @@ def test_the_api_key_is_in_no_answer(get: Get, run_dir: Path, put: Put, tmp_path
     assert get("/v1/profile").json()["settings"]["api_key"]["value"] == "set"
 
 
+@pytest.mark.needs("engine")
 def test_version_takes_the_word_of_the_engines_process(get: Get, put: Put, run_dir: Path) -> None:
     put()
     (run_dir / rundir.PLUGINS).mkdir()

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
+from appliance import rundir
 from appliance.cache.store import Store
-from appliance.health import rundir
 from appliance.sidecar.metrics import PHASES, Facts
 from appliance.sidecar.options import Options
 from appliance.sidecar.services import Services
@@ -234,6 +234,7 @@ def test_how_the_start_found_the_cache(
     assert ("appliance_cache_tokens_match" in found) is (record.get("tokens_match") is not None)
 
 
+@pytest.mark.needs("engine")
 def test_the_build_is_labels(get: Get, put: Put) -> None:
     put()
     families = {family.name: family for family in text_string_to_metric_families(get("/metrics").text)}
@@ -264,7 +265,7 @@ ODD = st.one_of(
 )
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 @given(
     beat=st.dictionaries(st.sampled_from(("at", "step", "step_at", "running", "kv_usage")), ODD, max_size=3),
     guardian=st.dictionaries(st.sampled_from(("since", "budget_s", "restarts")), ODD, max_size=3),

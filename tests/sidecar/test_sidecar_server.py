@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import pytest
 
+from appliance import rundir
 from appliance.errors import CheckError
-from appliance.health import rundir
 from appliance.sidecar import logs, server
 from entrypoint import relay
 
@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     Put = Callable[..., None]
+
+pytestmark = pytest.mark.usefixtures("complete_build")
+
 
 COMMAND = [sys.executable, "-W", "error", "-m", "appliance.cli", "sidecar"]
 

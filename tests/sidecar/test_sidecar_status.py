@@ -15,12 +15,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from appliance import paths
+from appliance import paths, rundir
 from appliance.acceleration import report
 from appliance.acceleration.routes import ROUTES
 from appliance.bench import run_directory
 from appliance.cache.store import Store
-from appliance.health import rundir
 from appliance.sidecar import view
 from appliance.sidecar.app import create_app
 from appliance.sidecar.gpus import Reading, Sample
@@ -34,6 +33,9 @@ if TYPE_CHECKING:
 
     Get = Callable[..., httpx.Response]
     Put = Callable[..., None]
+
+pytestmark = pytest.mark.usefixtures("complete_build")
+
 
 HOSTILE = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>{{ 7*7 }}"
 
@@ -316,7 +318,7 @@ SAID = ("phase", "at", "since", "started", "budget_s", "stopped", "models", "rea
 ASKED = ("/status", "/v1/status", "/metrics", "/v1/cache", "/v1/sm70/acceleration", "/v1/topology", "/v1/profile")
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 @given(
     plan=st.dictionaries(st.sampled_from(PLANNED), JSON, max_size=2),
     acceleration=st.dictionaries(st.sampled_from(TOLD), JSON, max_size=2),

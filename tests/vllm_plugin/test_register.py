@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import appliance
-from appliance.acceleration.routes import ROUTES
-from appliance.acceleration.state import state_of_routes
-from appliance.health import proof, rundir
+from appliance import rundir
+from appliance.acceleration.routes import NOT_BUILT, ROUTES
+from appliance.rundir import plugin_proof
+from appliance.rundir.plan import PlanRecord
 from appliance.vllm_plugin import register as plugin
+from appliance.vllm_plugin.sm70.routes import before_load
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -38,7 +40,7 @@ def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[types.Mo
 
 
 def proofs(folder: Path) -> list[dict[str, Any]]:
-    return proof.records(folder)
+    return [proof.to_json() for proof in plugin_proof.read_all(folder)]
 
 
 def test_a_proof_says_who_and_what(engine: Any, tmp_path: Path) -> None:
@@ -48,7 +50,7 @@ def test_a_proof_says_who_and_what(engine: Any, tmp_path: Path) -> None:
     assert (left["role"], left["appliance"], left["vllm"]) == ("api", appliance.__version__, "0.19.1")
     assert left["source"] == plugin.source_hash()
     assert len(left["source"]) == 64
-    assert proof.proven(tmp_path, {left["pid"]}) == {"api": True, "core": False}
+    assert plugin_proof.proven(tmp_path, {left["pid"]}) == {"api": True, "core": False}
 
 
 def test_it_acts_once(engine: Any, tmp_path: Path) -> None:
@@ -95,8 +97,8 @@ def test_what_fails_is_told_and_proves_nothing(engine: Any, tmp_path: Path, capl
         plugin.register()
     (left,) = proofs(tmp_path)
     assert left["error"] == "RuntimeError: no platform"
-    assert proof.proven(tmp_path, {left["pid"]}) == {"api": False, "core": False}
-    assert proof.errors(tmp_path) == [f"api (pid {left['pid']}): RuntimeError: no platform"]
+    assert plugin_proof.proven(tmp_path, {left["pid"]}) == {"api": False, "core": False}
+    assert plugin_proof.errors(tmp_path) == [f"api (pid {left['pid']}): RuntimeError: no platform"]
     assert "The appliance's plugin failed in the api process" in caplog.text
 
 
@@ -151,9 +153,10 @@ def test_the_signal_dumps_all_threads_and_lets_the_process_live() -> None:
         "import os, threading, time\n"
         "from appliance.vllm_plugin import stack_dump\n"
         "stack_dump.dump_on_signal()\nstack_dump.dump_on_signal()\n"
-        "def waiting_for_a_step(): time.sleep(60)\n"
+        "there = threading.Event()\n"
+        "def waiting_for_a_step(): there.set(); time.sleep(60)\n"
         "threading.Thread(target=waiting_for_a_step, daemon=True).start()\n"
-        "time.sleep(0.2)\nos.kill(os.getpid(), stack_dump.SIGNAL)\nprint('alive')\n"
+        "there.wait()\nos.kill(os.getpid(), stack_dump.SIGNAL)\nprint('alive')\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout == "alive\n"
@@ -162,23 +165,27 @@ def test_the_signal_dumps_all_threads_and_lets_the_process_live() -> None:
 
 
 class TestRoutesOnCuda:
-    """No SM70 operator is in this build, and the report must not claim one."""
+    """Before a rank has spoken the report must claim no kernel, and name the operators that no card has."""
 
     def report(self, plan: dict[str, Any] | None = None, **environment: str) -> dict[str, Any]:
-        return state_of_routes(cuda=True, plan=plan or {}, environment=environment)
+        return before_load(active=True, plan=PlanRecord.from_json(plan), environment=environment)
 
     def test_every_kernel_route_is_missing(self) -> None:
         routes = self.report()["routes"]
         reasons = {
             name: route["reason"] for name, route in routes.items() if name not in ("compile_graph", "compile_cache")
         }
-        assert reasons == {name: f"operator_missing:{name}" for name in reasons}
+        lacking = {name: [each for each in ROUTES[name].operators if each in NOT_BUILT] for name in reasons}
+        assert reasons == {
+            name: f"operator_missing:{names[0]}" if names else "not_reported" for name, names in lacking.items()
+        }
         assert len(reasons) == len(ROUTES) - 2
+        assert reasons["nvfp4_dense"] == "operator_missing:dense_w4a16"
 
     def test_expected_ones_are_counted_as_missing(self) -> None:
-        report = self.report({"profile": "qwen38", "expected_acceleration": ["gdn_decode", "compile_graph"]})
+        report = self.report({"profile": "qwen38", "expected_acceleration": ["all_reduce", "compile_graph"]})
         assert (report["enabled"], report["expected"]) == (1, 2)
-        assert report["missing"] == {"gdn_decode": "operator_missing:gdn_decode"}
+        assert report["missing"] == {"all_reduce": "operator_missing:all_reduce_push"}
 
     @pytest.mark.parametrize(
         ("source", "reason"),

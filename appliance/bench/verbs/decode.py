@@ -61,7 +61,7 @@ async def _measure(
         served = await client.preflight(opened, target, arguments.model, longest, loads[0].output_tokens)
         tokenizer = options.tokenizer(arguments)
         for load in loads:
-            with watching(tuple(target.plan.get("gpus", ()))) as watch:
+            with watching(target.planned.gpus or ()) as watch:
                 decoded = await decode.measure(
                     opened, target, served, load, warm_up, shown, eager=arguments.eager, tokenizer=tokenizer
                 )

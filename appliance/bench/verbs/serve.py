@@ -54,7 +54,7 @@ def run(arguments: argparse.Namespace) -> int:
     output = Output(arguments.out, as_json=arguments.json)
     before = asyncio.run(_counters(target))
     shown = progress.for_stream(silent=arguments.quiet)
-    with watching(tuple(target.plan.get("gpus", ()))) as watch:
+    with watching(target.planned.gpus or ()) as watch:
         raw = serve.measure(target, model.name, tokenizer, load, shown, silence)
     after = asyncio.run(_counters(target))
     served = serve.Served(load, raw, serve.growth(before, after))
@@ -86,7 +86,8 @@ def load_of(arguments: argparse.Namespace) -> options.Load:
 
 
 def _tokenizer(arguments: argparse.Namespace, target: Target) -> Path:
-    folder = arguments.tokenizer or (target.plan.get("model") or {}).get("folder")
+    model = target.planned.model
+    folder = arguments.tokenizer or (None if model is None else model.folder)
     if folder is None:
         raise ConfigurationError(
             "no run directory tells the model's folder; name one with its tokenizer by --tokenizer"

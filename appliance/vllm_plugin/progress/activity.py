@@ -6,7 +6,8 @@ Written and read on the API server's event loop only, so nothing here is locked.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+
+from appliance.rundir.heartbeat import Heartbeat
 
 
 @dataclass(slots=True)
@@ -19,7 +20,7 @@ class Activity:
     """The websockets among them."""
     awaiting: dict[object, float] = field(default_factory=dict)
     """Requests wholly received and without a first response body byte, oldest first, with the time of receipt."""
-    step: int = 0
+    step_count: int = 0
     step_at: float | None = None
     running: int = 0
     waiting: int = 0
@@ -31,29 +32,29 @@ class Activity:
     holding_since: float | None = None
     """Since when the engine has held requests that somebody waits for, as seen by the beats."""
 
-    def beat(self, now: float, pid: int) -> dict[str, Any]:
-        """Return the heartbeat at `now`. `busy_since` is null exactly when there is nothing to do."""
+    def beat(self, now: float, pid: int) -> Heartbeat:
+        """Return the heartbeat at `now`. `busy_since` is None exactly when there is nothing to do."""
         holding = self.in_flight > self.sockets and self.running + self.waiting > 0
         self.holding_since = (self.holding_since or now) if holding else None
         oldest = next(iter(self.awaiting.values()), None)
-        return {
-            "at": now,
-            "pid": pid,
-            "step": self.step,
-            "step_at": self.step_at,
-            "running": self.running,
-            "waiting": self.waiting,
-            "in_flight": self.in_flight,
-            "sockets": self.sockets,
-            "awaiting": len(self.awaiting),
-            "oldest_awaiting_at": oldest,
-            "busy_since": min((mark for mark in (oldest, self.holding_since) if mark is not None), default=None),
-            "kv_usage": round(self.kv_usage, 4),
-            "finished": self.finished,
-            "prompt_tokens": self.prompt_tokens,
-            "generation_tokens": self.generation_tokens,
-            "steps_record": self.steps_record,
-        }
+        return Heartbeat(
+            at=now,
+            pid=pid,
+            step_count=self.step_count,
+            step_at=self.step_at,
+            running=self.running,
+            waiting=self.waiting,
+            in_flight=self.in_flight,
+            sockets=self.sockets,
+            awaiting=len(self.awaiting),
+            oldest_awaiting_at=oldest,
+            busy_since=min((mark for mark in (oldest, self.holding_since) if mark is not None), default=None),
+            kv_usage=round(self.kv_usage, 4),
+            finished=self.finished,
+            prompt_tokens=self.prompt_tokens,
+            generation_tokens=self.generation_tokens,
+            steps_record=self.steps_record,
+        )
 
 
 ACTIVITY = Activity()

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from vllm.v1.metrics.loggers import StatLoggerBase
 
-from appliance.health import rundir
+from appliance import rundir
 from appliance.vllm_plugin.progress.activity import ACTIVITY
 
 if TYPE_CHECKING:
@@ -37,9 +37,9 @@ class HeartbeatStatLogger(StatLoggerBase):  # type: ignore[misc] # vllm is not a
         if scheduler_stats is not None:
             # The scheduler reports on empty rounds too, a thousand a second while no request can be scheduled: only
             # our scheduler's count of executed steps tells a spinning engine from a working one.
-            step = scheduler_stats.step_counter if self.counts_executed else ACTIVITY.step + 1
-            if step != ACTIVITY.step:
-                ACTIVITY.step, ACTIVITY.step_at = step, rundir.clock()
+            step_count = scheduler_stats.step_counter if self.counts_executed else ACTIVITY.step_count + 1
+            if step_count != ACTIVITY.step_count:
+                ACTIVITY.step_count, ACTIVITY.step_at = step_count, rundir.clock()
             ACTIVITY.running = scheduler_stats.num_running_reqs
             ACTIVITY.waiting = scheduler_stats.num_waiting_reqs
             ACTIVITY.kv_usage = scheduler_stats.kv_cache_usage

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 
-from appliance import paths
-from appliance.health import rundir
+from appliance import paths, rundir
+from appliance.rundir.step_line import StepLine
 from appliance.vllm_plugin.progress.step_record import StepRecord, StepShape, shape
+from appliance.vllm_plugin.sm70.sentinels import EndsBrokenRequests
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -23,7 +24,7 @@ class _Recording:
 
     def __init__(self, **arguments: Any) -> None:  # noqa: ANN401 - handed through to vLLM
         super().__init__(**arguments)
-        self._steps = 0
+        self._step_count = 0
         self._shapes: dict[int, StepShape] = {}
         self._record = StepRecord(paths.run_dir())
 
@@ -44,26 +45,29 @@ class _Recording:
         outputs = super().update_from_output(scheduler_output, model_runner_output)  # type: ignore[misc]
         step = self._shapes.pop(id(scheduler_output), None)
         if step is not None:
-            self._steps += 1
+            self._step_count += 1
             running, waiting = self.get_request_counts()  # type: ignore[attr-defined]
-            line = {
-                "t": round(now, 6),
-                "step": self._steps,
-                "running": running,
-                "waiting": waiting,
-                **step._asdict(),
-                "generated_tokens": sum(
-                    len(output.new_token_ids) for client in outputs.values() for output in client.outputs
-                ),
-            }
-            # Told by vLLM under --cudagraph-metrics alone: FULL, PIECEWISE or NONE.
-            if (graph := model_runner_output.cudagraph_stats) is not None:
-                line["graph"] = graph.runtime_mode
-            self._record.append(line)
+            # Told by vLLM under --cudagraph-metrics alone.
+            graph = model_runner_output.cudagraph_stats
+            self._record.append(
+                StepLine(
+                    t=round(now, 6),
+                    step_count=self._step_count,
+                    running=running,
+                    waiting=waiting,
+                    requests=step.requests,
+                    prefill_tokens=step.prefill_tokens,
+                    decode_tokens=step.decode_tokens,
+                    generated_tokens=sum(
+                        len(output.new_token_ids) for client in outputs.values() for output in client.outputs
+                    ),
+                    graph=None if graph is None else graph.runtime_mode,
+                )
+            )
         for client in outputs.values():
             if client.scheduler_stats is not None:
                 # Free without data parallelism, where alone vLLM uses it.
-                client.scheduler_stats.step_counter = self._steps
+                client.scheduler_stats.step_counter = self._step_count
                 # The record has it; vLLM would log a table of it every ten seconds and do nothing else with it.
                 client.scheduler_stats.cudagraph_stats = None
         return outputs
@@ -73,11 +77,11 @@ class _Recording:
         self._record.close()
 
 
-class RecordingScheduler(_Recording, Scheduler):  # type: ignore[misc] # vllm is not analysed
+class RecordingScheduler(_Recording, EndsBrokenRequests, Scheduler):  # type: ignore[misc] # vllm is not analysed
     """For synchronous scheduling."""
 
 
-class RecordingAsyncScheduler(_Recording, AsyncScheduler):  # type: ignore[misc]
+class RecordingAsyncScheduler(_Recording, EndsBrokenRequests, AsyncScheduler):  # type: ignore[misc]
     """For asynchronous scheduling."""
 
 

@@ -13,9 +13,10 @@ import os
 import threading
 from collections import deque
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from appliance.health import rundir
+from appliance import rundir
+from appliance.rundir.step_line import StepLine
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -25,8 +26,6 @@ ROTATE_BYTES = 32 << 20
 FLUSH_S = 0.5
 PENDING_LINES = 100_000
 """Bound of what is held while a write hangs: many minutes of steps, some tens of megabytes."""
-
-PREVIOUS = "steps.1.jsonl"
 
 logger = logging.getLogger("vllm.appliance.steps")
 
@@ -60,7 +59,7 @@ class StepRecord:
     def __init__(self, folder: Path, rotate_bytes: int = ROTATE_BYTES) -> None:
         self._folder = folder
         self._rotate_bytes = rotate_bytes
-        self._pending: deque[dict[str, Any]] = deque()
+        self._pending: deque[StepLine] = deque()
         # Two counts with one writer each: the engine's thread refuses, the writing thread fails and tells.
         self._refused = 0
         self._failed = 0
@@ -72,7 +71,7 @@ class StepRecord:
         self._thread = threading.Thread(target=self._run, name="appliance-steps", daemon=True)
         self._thread.start()
 
-    def append(self, line: dict[str, Any]) -> None:
+    def append(self, line: StepLine) -> None:
         """Take one line; returns at once."""
         if len(self._pending) >= PENDING_LINES:
             self._refused += 1
@@ -103,10 +102,10 @@ class StepRecord:
         """Lines lost that no line of the file tells of yet."""
         return self._refused + self._failed - self._told
 
-    def _write(self, batch: list[dict[str, Any]]) -> None:
+    def _write(self, batch: list[StepLine]) -> None:
         lost = self.lost
-        lines = [{"t": batch[0].get("t"), "lost": lost, "reason": self._failure}, *batch] if lost else batch
-        data = "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines).encode()
+        lines = [StepLine(t=batch[0].t, lost=lost, reason=self._failure), *batch] if lost else batch
+        data = "".join(json.dumps(line.to_json(), separators=(",", ":")) + "\n" for line in lines).encode()
         try:
             self._put(data)
         except OSError as error:
@@ -125,7 +124,7 @@ class StepRecord:
         file = self._opened()
         size = os.fstat(file).st_size
         if size and size + len(data) > self._rotate_bytes:
-            (self._folder / rundir.STEPS).replace(self._folder / PREVIOUS)
+            (self._folder / rundir.STEPS).replace(self._folder / rundir.PREVIOUS_STEPS)
             file, size = self._opened(), 0
         try:
             if os.write(file, data) < len(data):

@@ -12,14 +12,17 @@ from typing import TYPE_CHECKING, Any
 
 from starlette.responses import JSONResponse
 
-from appliance import paths
+from appliance import paths, rundir
 from appliance.acceleration.gather import gathered
-from appliance.health import rundir
+from appliance.rundir import rank_report
+from appliance.rundir.plan import PlanRecord
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from starlette.types import ASGIApp, Receive, Scope, Send
+
+    from appliance.rundir.rank_report import RankReport
 
 PATH = "/v1/sm70/acceleration"
 
@@ -48,7 +51,7 @@ class AccelerationEndpoint:
         if report is None:
             return 503, {"reason": f"the engine has written no readable {rundir.ACCELERATION}"}
         try:
-            return 200, gathered(report, ranks(self.run_dir), world_size(rundir.read(self.run_dir, rundir.PLAN)))
+            return 200, gathered(report, ranks(self.run_dir), world_size(PlanRecord.read(self.run_dir)))
         except (LookupError, TypeError, AttributeError) as error:
             return 503, {"reason": f"{rundir.ACCELERATION} does not have its form ({type(error).__name__})"}
 
@@ -58,29 +61,22 @@ def path_of(scope: Scope) -> str:
     return str(scope["path"].removeprefix(scope.get("root_path", "")))
 
 
-def ranks(run_dir: Path) -> dict[int, dict[str, Any]]:
+def ranks(run_dir: Path) -> dict[int, RankReport]:
     """Return ranks/RANK.json by rank. What a process of an earlier start left does not count: it lives no more."""
-    found = {}
-    for file in (run_dir / rundir.RANKS).glob("*.json"):
-        record = rundir.read(file.parent, file.name)
-        if file.stem.isdecimal() and record is not None and _lives(record.get("pid")):
-            found[int(file.stem)] = record
-    return found
+    return {rank: report for rank, report in rank_report.read_all(run_dir).items() if _lives(report.pid)}
 
 
-def world_size(plan: dict[str, Any] | None) -> int:
+def world_size(plan: PlanRecord | None) -> int:
     """Return the number of ranks that the plan starts; 1 where it does not say."""
-    arguments = (plan or {}).get("arguments")
     size = 1
     for name in ("tensor_parallel_size", "pipeline_parallel_size"):
-        given = arguments.get(name) if isinstance(arguments, dict) else None
-        value = given.get("value") if isinstance(given, dict) else None
+        value = (plan or PlanRecord()).argument(name)
         size *= value if isinstance(value, int) and 0 < value < 1024 else 1
     return size
 
 
-def _lives(pid: object) -> bool:
-    if not isinstance(pid, int) or pid <= 0:
+def _lives(pid: int | None) -> bool:
+    if pid is None or pid <= 0:
         return False
     try:
         os.kill(pid, 0)

@@ -7,15 +7,18 @@ import json
 import logging
 import os
 from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from appliance import paths
-from appliance.health import rundir
+from appliance import paths, rundir
+from appliance.rundir.phase import Phase
 from appliance.vllm_plugin.progress.activity import ACTIVITY, Activity
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, MutableMapping
     from pathlib import Path
+
+    from appliance.rundir.heartbeat import Heartbeat
 
     Message = MutableMapping[str, Any]
     Receive = Callable[[], Awaitable[Message]]
@@ -118,16 +121,16 @@ class InFlight:
     async def _beat(self) -> None:
         while True:
             # Composed on the loop, so that a blocked loop is seen; written off it, so that a slow disk blocks nothing.
-            record = self.activity.beat(rundir.clock(), os.getpid())
-            self.draining = await asyncio.to_thread(self._exchange, record)
+            beat = self.activity.beat(rundir.clock(), os.getpid())
+            self.draining = await asyncio.to_thread(self._exchange, beat)
             await asyncio.sleep(BEAT_S)
 
-    def _exchange(self, record: dict[str, Any]) -> bool:
+    def _exchange(self, beat: Heartbeat) -> bool:
         """Write the heartbeat and return whether the guardian wants the engine drained."""
-        if record["steps_record"] == "on" and record["step"] and not (self.run_dir / rundir.STEPS).exists():
-            record["steps_record"] = f"off: {rundir.STEPS} is not there"
+        if beat.steps_record == "on" and beat.step_count and not (self.run_dir / rundir.STEPS).exists():
+            beat = replace(beat, steps_record=f"off: {rundir.STEPS} is not there")
         try:
-            rundir.write(self.run_dir, rundir.HEARTBEAT, record | self._missed())
+            replace(beat, missed_beats=self._failures, missed_because=self._failure).write(self.run_dir)
         except OSError as error:
             self._failures += 1
             if self._failure is None:
@@ -137,11 +140,7 @@ class InFlight:
             if self._failure is not None:
                 logger.info("The heartbeat is written again")
                 self._failure = None
-        return (rundir.read(self.run_dir, rundir.PHASE) or {}).get("phase") == "draining"
-
-    def _missed(self) -> dict[str, Any]:
-        """What to say about beats that could not be written, once one can."""
-        return {"missed_beats": self._failures, "missed_because": self._failure}
+        return (Phase.read(self.run_dir) or Phase()).phase == "draining"
 
 
 async def _refuse(kind: str, send: Send) -> None:

@@ -18,6 +18,7 @@ from typing import NoReturn
 from appliance import paths
 from appliance.vllm_plugin import stack_dump
 from appliance.vllm_plugin.server import api_key
+from appliance.vllm_plugin.sm70 import rank_report
 
 PROGRAM = "appliance.vllm_plugin.server.serve"
 
@@ -39,7 +40,7 @@ CONFIGURING = frozenset(
 
 
 def main() -> int:
-    """Serve until the end. Returns 2, after one line, for a configuration that vLLM refuses.
+    """Serve until the end. Returns 2, after one line, for a configuration that vLLM refuses, or a rank of ours.
 
     Exits with 143 when SIGTERM comes before it serves, and with 0 when it comes later.
     """
@@ -48,10 +49,12 @@ def main() -> int:
     try:
         _serve()
     except Exception as error:
-        if not refuses_configuration(error):
+        # vLLM tells of a worker's error only that the engine core failed.
+        refused = rank_report.refusal(paths.run_dir())
+        if refused is None and not refuses_configuration(error):
             raise
         # In the form of argparse, which reports the other mistakes.
-        print(f"{PROGRAM}: error: {one_line(error)}", file=sys.stderr)
+        print(f"{PROGRAM}: error: {refused or one_line(error)}", file=sys.stderr)
         return 2
     return 0
 

@@ -5,35 +5,55 @@ The number of rows decides inside the operator how it is done, so that one compi
 
 from __future__ import annotations
 
+import contextlib
+import threading
 from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 
-import sm70_kernels.activation.operator  # noqa: F401 - registers silu_and_mul
 from sm70_kernels.dense import reference, table
 from sm70_kernels.dense.choice import expands, tactic_for
 from sm70_kernels.dense.table import BLOCK, COUNTERS, TILE, WORKSPACE_BYTES, Layer
+from sm70_kernels.errors import KernelError
 from sm70_kernels.launch import launch
-from sm70_kernels.launch.layout import rows_of, sixteen_bytes, stride
+from sm70_kernels.launch.layout import packed, rows_of, sixteen_bytes, stride
 from sm70_kernels.launch.outputs import new
-from sm70_kernels.torch_library import refused, register
+from sm70_kernels.launch.turns import in_turn
+from sm70_kernels.torch_library import laid_out, refused, register
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from sm70_kernels.dense.table import Tactic
 
 _WORKSPACES: dict[torch.device, torch.Tensor] = {}
+_RESERVING = threading.Lock()
+
+GATED_ROWS = 4096
+"""Rows whose gate and up are held as FP32 at a time: as much memory as 8192 rows of FP16."""
 
 
 def reserve_workspace(device: torch.device) -> torch.Tensor:
     """Return a device's workspace for expanded weights, made on the first call; do so before graphs are captured.
 
-    One serves all layers, and so one stream at a time. It is no argument of the operators, because a compiled graph
-    takes what it is given for an input.
+    `cuda` is the current device. One serves all layers, which take turns (`launch.turns`). It is no argument of the
+    operators, because a compiled graph takes what it is given for an input. Raises KernelError when it would have to be
+    made during a capture: it would lie in the graph's own memory, and be given to others with it.
     """
-    if device not in _WORKSPACES:
-        _WORKSPACES[device] = torch.empty(WORKSPACE_BYTES // 2, dtype=torch.float16, device=device)
-    return _WORKSPACES[device]
+    place = (
+        torch.device("cuda", torch.cuda.current_device()) if device.type == "cuda" and device.index is None else device
+    )
+    with _RESERVING:
+        if place not in _WORKSPACES:
+            if place.type == "cuda" and torch.cuda.is_current_stream_capturing():
+                raise KernelError(
+                    "launch_failed:dense_expand",
+                    f"the workspace of {place} is wanted during a graph capture and is not there: "
+                    "call dense.operator.reserve_workspace before",
+                )
+            _WORKSPACES[place] = torch.empty(WORKSPACE_BYTES // 2, dtype=torch.float16, device=place)
+        return _WORKSPACES[place]
 
 
 def native(
@@ -51,7 +71,13 @@ def native(
     out = new((rows, n), x.dtype, x.device)
     partials = torch.empty(plan.partials, dtype=torch.float32, device=x.device) if plan.partials else 0
     sizes = (rows, n, k, layer.tiles, layer.blocks, stride(x, 0))
-    launch(plan.spec, plan.grid, (out, x, weight, scale, partials, counters, *sizes))
+    arguments = (out, x, weight, scale, partials, counters, *sizes)
+    if not plan.partials:
+        launch(plan.spec, plan.grid, arguments)
+        return out
+    # Only blocks that share a tile count themselves.
+    with in_turn(counters):
+        launch(plan.spec, plan.grid, arguments)
     return out
 
 
@@ -65,19 +91,93 @@ def expanded(
     workspace = reserve_workspace(x.device)
     at_once = min(workspace.numel() // (halves * TILE * width), tiles)
     assert at_once, f"one tile of K={k} is larger than the workspace"
-    out = new((rows, halves * n), x.dtype, x.device)
+    out = new((rows, n), x.dtype, x.device)
     spec = table.expansion(layer.gated)
-    for first in range(0, tiles, at_once):
-        count = min(at_once, tiles - first)
-        half = count * TILE * width
-        grid = (-(-layer.blocks // (spec.threads // 32)), count * halves, 1)
-        launch(spec, grid, (workspace, weight, scale, layer.blocks, first * halves, half, 1 / unit))
-        start, stop = first * TILE, min((first + count) * TILE, n)
-        for number in range(halves):
-            matrix = workspace[number * half : (number + 1) * half].view(-1, width)[: stop - start, :k]
-            columns = out[:, number * n + start : number * n + stop]
-            torch.addmm(columns, x, matrix.T, beta=0, alpha=unit, out=columns)
-    return torch.ops.sm70.silu_and_mul(out) if layer.gated else out
+    with in_turn(workspace), _full_sums():
+        for first in range(0, tiles, at_once):
+            count = min(at_once, tiles - first)
+            half = count * TILE * width
+            grid = (-(-layer.blocks // (spec.threads // 32)), count * halves, 1)
+            launch(spec, grid, (workspace, weight, scale, layer.blocks, first * halves, half, 1 / unit))
+            start, stop = first * TILE, min((first + count) * TILE, n)
+            matrices = [
+                workspace[number * half : (number + 1) * half].view(-1, width)[: stop - start, :k]
+                for number in range(halves)
+            ]
+            if layer.gated:
+                _gated_product(x, matrices[0], matrices[1], unit, out[:, start:stop])
+            else:
+                torch.addmm(out[:, start:stop], x, matrices[0].T, beta=0, alpha=unit, out=out[:, start:stop])
+    return out
+
+
+def _gated_product(x: torch.Tensor, gate: torch.Tensor, up: torch.Tensor, unit: float, out: torch.Tensor) -> None:
+    """Write silu(unit · x · gateᵀ) · (unit · x · upᵀ) to `out`, rounded once.
+
+    Both products stay FP32 until then, as in the kernel: a gate below FP16's range is -inf there, and silu(-inf) is not
+    a number where it should be 0; an up beyond the range makes infinity of 0.
+    """
+    for start in range(0, x.shape[0], GATED_ROWS):
+        rows = x[start : start + GATED_ROWS]
+        opened, wide = (_single(rows, matrix) for matrix in (gate, up))
+        if unit != 1:
+            opened *= unit
+            wide *= unit
+        torch.nn.functional.silu(opened, inplace=True)
+        torch.mul(opened, wide, out=out[start : start + GATED_ROWS])
+
+
+def _single(x: torch.Tensor, matrix: torch.Tensor) -> torch.Tensor:
+    """Return x · matrixᵀ of FP16 tensors as FP32."""
+    if x.device.type == "cpu":
+        return x.float() @ matrix.T.float()
+    return torch.mm(x, matrix.T, out_dtype=torch.float32)
+
+
+@contextlib.contextmanager
+def _full_sums() -> Iterator[None]:
+    """Let no library product inside add in FP16, whatever the process has allowed; then allow the same again.
+
+    The settings are the process's: another thread's products may meanwhile be more exact, never less.
+    """
+    settings = torch.backends.cuda.matmul
+    reduced = settings.allow_fp16_reduced_precision_reduction, settings.allow_fp16_reduced_precision_reduction_split_k
+    accumulated = settings.allow_fp16_accumulation
+    settings.allow_fp16_reduced_precision_reduction = (False, reduced[1])
+    settings.allow_fp16_accumulation = False
+    try:
+        yield
+    finally:
+        settings.allow_fp16_reduced_precision_reduction = reduced
+        settings.allow_fp16_accumulation = accumulated
+
+
+def _check(
+    name: str,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    scale: torch.Tensor,
+    counters: torch.Tensor,
+    n: int,
+    k: int,
+    layer: Layer,
+) -> None:
+    if x.dtype != torch.float16 or x.shape[-1] != k:
+        raise refused(name, f"x float16[..., {k}]", x)
+    if weight.dtype != torch.uint8 or weight.shape != (layer.tiles, layer.blocks, 8, 32, 16):
+        raise refused(
+            name, f"a weight packed for n={n}, k={k}: uint8[{layer.tiles}, {layer.blocks}, 8, 32, 16]", weight
+        )
+    if not packed(weight):
+        raise refused(name, "a packed weight on a 16-byte boundary", laid_out(weight))
+    if scale.dtype != torch.float32 or scale.shape != (layer.tiles, 2 * layer.blocks + TILE):
+        raise refused(name, f"scales float32[{layer.tiles}, {2 * layer.blocks + TILE}]", scale)
+    if not scale.is_contiguous():
+        raise refused(name, "packed scales", laid_out(scale))
+    if counters.dtype != torch.int32 or counters.shape != (COUNTERS,):
+        raise refused(name, f"counters int32[{COUNTERS}]", counters)
+    if not counters.is_contiguous():
+        raise refused(name, "packed counters", laid_out(counters))
 
 
 def _dense(
@@ -92,16 +192,7 @@ def _dense(
 ) -> torch.Tensor:
     gated = name == "dense_w8a16_silu_mul"
     layer = table.layer_of(n, k, gated)
-    if x.dtype != torch.float16 or x.shape[-1] != k:
-        raise refused(name, f"x float16[..., {k}]", x)
-    if weight.dtype != torch.uint8 or weight.shape != (layer.tiles, layer.blocks, 8, 32, 16):
-        raise refused(
-            name, f"a weight packed for n={n}, k={k}: uint8[{layer.tiles}, {layer.blocks}, 8, 32, 16]", weight
-        )
-    if scale.dtype != torch.float32 or scale.shape != (layer.tiles, 2 * layer.blocks + TILE):
-        raise refused(name, f"scales float32[{layer.tiles}, {2 * layer.blocks + TILE}]", scale)
-    if counters.dtype != torch.int32 or counters.shape != (COUNTERS,):
-        raise refused(name, f"counters int32[{COUNTERS}]", counters)
+    _check(name, x, weight, scale, counters, n, k, layer)
     rows = rows_of(x)
     if not sixteen_bytes((rows,), (k, stride(rows, 0))):
         rows = torch.nn.functional.pad(rows, (0, -k % 8)).clone(memory_format=torch.contiguous_format)

@@ -49,20 +49,29 @@ class PackedDense:
         return sum(each.numel() * each.element_size() for each in (self.weight, self.scale, self.counters))
 
 
-def pack_blocks(weight: torch.Tensor, scale: torch.Tensor, gated: bool = False) -> PackedDense:
+def pack_blocks(
+    weight: torch.Tensor, scale: torch.Tensor, gated: bool = False, split: tuple[int, int] = (1, 1)
+) -> PackedDense:
     """Pack a layer with a scale for each 128 × 128 block, `weight_scale_inv` of a checkpoint.
 
     `weight` is float8_e4m3fn [N, K] with y = x · (weight · scale)ᵀ, on any device; `scale` is [⌈N / 128⌉, ⌈K / 128⌉]. A
-    gated layer has the rows of its gate, then those of up, and each half its own rows of scales. Raises ValueError, one
-    line, for what cannot be packed.
+    gated layer has the rows of its gate, then those of up, and each half its own rows of scales. `split` counts the
+    ranks that share the layer along N and along K: a shard is then to be whole blocks, because a rank after the first
+    would begin inside one. Raises ValueError, one line, for what cannot be packed.
     """
     n, k, halves = _checked(weight, gated)
+    for axis, size, ranks in (("N", n, split[0]), ("K", k, split[1])):
+        if ranks > 1 and size % BLOCK:
+            raise ValueError(
+                f"a layer split among {ranks} ranks along {axis} has {size} of {axis} on each, and its scales want "
+                f"whole blocks of {BLOCK}: use fewer ranks"
+            )
     blocks = math.ceil(k / BLOCK)
     rows = math.ceil(n / BLOCK)
     wanted = (halves * rows, blocks)
     if tuple(scale.shape) != wanted:
         raise ValueError(f"a weight {list(weight.shape)} wants block scales {list(wanted)}, not {list(scale.shape)}")
-    codes = _padded(weight, n, k, halves)
+    codes = _padded(weight, n, k, halves, scale)
     tiles = codes.shape[1] // TILE
     padded = torch.zeros(halves, rows * BLOCK, blocks * BLOCK, dtype=torch.uint8, device=codes.device)
     padded[:, : codes.shape[1]] = codes
@@ -127,12 +136,21 @@ def _checked(weight: torch.Tensor, gated: bool) -> tuple[int, int, int]:
     return rows // (2 if gated else 1), k, 2 if gated else 1
 
 
-def _padded(weight: torch.Tensor, n: int, k: int, halves: int) -> torch.Tensor:
+def _padded(weight: torch.Tensor, n: int, k: int, halves: int, block_scale: torch.Tensor | None = None) -> torch.Tensor:
     """Return the codes [halves, N in whole tiles, K in whole blocks]."""
     codes = weight.contiguous().view(torch.uint8)
-    if bool(((codes & 0x7F) == 0x7F).any()):
-        count = int(((codes & 0x7F) == 0x7F).sum())
-        raise ValueError(f"a weight {list(weight.shape)} has {count} elements that are not numbers (codes 0x7F, 0xFF)")
+    wrong = (codes & 0x7F) == 0x7F
+    if bool(wrong.any()):
+        row, column = (int(each) for each in wrong.nonzero()[0])
+        where = f"row {row}, column {column}"
+        if block_scale is not None:
+            half, within = divmod(row, n)
+            block = (half * math.ceil(n / BLOCK) + within // BLOCK, column // BLOCK)
+            where += f", block {list(block)} with scale {float(block_scale[block])}"
+        raise ValueError(
+            f"a weight {list(weight.shape)} has {int(wrong.sum())} elements that are not numbers (codes 0x7F, 0xFF), "
+            f"the first in {where}"
+        )
     shape = (halves, math.ceil(n / TILE) * TILE, math.ceil(k / BLOCK) * BLOCK)
     padded = torch.zeros(shape, dtype=torch.uint8, device=weight.device)
     padded[:, :n, :k] = codes.view(halves, n, k)
@@ -142,7 +160,11 @@ def _padded(weight: torch.Tensor, n: int, k: int, halves: int) -> torch.Tensor:
 def _check_scales(scale: torch.Tensor) -> None:
     good = torch.isfinite(scale) & (scale > 0)
     if not bool(good.all()):
-        raise ValueError(f"scales are to be positive numbers, not {float(scale[~good][0])}")
+        place = (~good).nonzero()[0]
+        raise ValueError(
+            f"scales are to be positive numbers, not {float(scale[~good][0])} (of half {int(place[0])}, then "
+            f"{place[1:].tolist()})"
+        )
 
 
 def _filled(scale: torch.Tensor, empty: torch.Tensor) -> torch.Tensor:
@@ -160,7 +182,8 @@ def _filled(scale: torch.Tensor, empty: torch.Tensor) -> torch.Tensor:
     ranges = filled.amax(dim=-1).double() / filled.amin(dim=-1).double()
     if float(ranges.max()) > MOST_RANGE:
         raise ValueError(
-            f"block scales of the same columns differ by a factor of {float(ranges.max()):.1e}, above 2^60"
+            f"block scales of the same columns differ by a factor of {float(ranges.max()):.1e}, above 2^60 "
+            f"(of half {int(ranges.argmax()) // ranges.shape[-1]}, row {int(ranges.argmax()) % ranges.shape[-1]})"
         )
     return filled
 

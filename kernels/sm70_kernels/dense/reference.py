@@ -24,8 +24,33 @@ def dense_w8a16_silu_mul(
     return (torch.nn.functional.silu(gate) * up).to(x.dtype)
 
 
+KEPT_BYTES = 32 * 1024 * 1024
+"""Most that a weight is multiplied out to for all calls: the layers of a small model that a CPU serves."""
+
+
 def dequantised(weight: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-    """Return W [32 · tiles, 128 · blocks] of a packed weight, in `scale`'s type."""
+    """Return W [32 · tiles, 128 · blocks] of a packed weight, in `scale`'s type; not to be written to.
+
+    A CPU has no kernel, so a small weight there is multiplied out once and kept beside it until either changes.
+    """
+    if (
+        not weight.is_cpu
+        or weight.numel() * scale.itemsize > KEPT_BYTES
+        or weight.is_inference()
+        or scale.is_inference()
+    ):
+        return _dequantised(weight, scale)
+    # The versions count writes in place; another tensor of scales is another object.
+    of = (scale.data_ptr(), weight._version, scale._version, scale.dtype)
+    kept = getattr(weight, "_sm70_dequantised", None)
+    if kept is None or kept[0] != of:
+        kept = (of, _dequantised(weight, scale))
+        weight._sm70_dequantised = kept
+    values: torch.Tensor = kept[1]
+    return values
+
+
+def _dequantised(weight: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
     tiles, blocks = weight.shape[:2]
     _, parts, columns = scale.split([blocks, blocks, scale.shape[1] - 2 * blocks], dim=1)
     values = unpack(weight).view(torch.float8_e4m3fn).to(scale.dtype).view(tiles, 32, blocks, 128)

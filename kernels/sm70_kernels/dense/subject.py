@@ -71,7 +71,7 @@ SUBJECTS = (
     ),
     Subject(
         operator="dense_w8a16_silu_mul",
-        kernels=("dense_w8a16", "dense_expand", "gate"),
+        kernels=("dense_w8a16", "dense_expand"),
         inputs=_inputs,
         run=torch.ops.sm70.dense_w8a16_silu_mul,
         reference=reference.dense_w8a16_silu_mul,

@@ -40,7 +40,8 @@ INVARIANT_ROWS = 64
 """Up to here a row's result is the same bit for bit, whatever the number of rows."""
 EXPAND_FROM = 4096
 """Rows from which the weights are expanded to FP16 for cuBLAS. Predicted: 83 to 93 TFLOP/s without, and 0.17 ms for the
-expansion of Qwen3.8-27B's gate and up at four ranks; published: 1Cat 1.3.0 crosses at 3920 (volta.md C.3)."""
+expansion of Qwen3.8-27B's gate and up at four ranks; published: 1Cat 1.3.0 crosses at 3920
+(docs/volta.md, "Products of few rows")."""
 COUNTERS = 64
 """Thread blocks that share tiles with others, at most, in a launch that splits K over thread blocks."""
 WORKSPACE_BYTES = 2 * (2 * qwen38.INTERMEDIATE // 4) * qwen38.HIDDEN

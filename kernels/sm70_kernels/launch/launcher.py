@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import torch
 
 from sm70_kernels.errors import KernelError
-from sm70_kernels.launch.module import load_function
+from sm70_kernels.launch.module import ensure_context, load_function
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -92,6 +92,10 @@ class _Function:
         except struct.error as error:
             wanted = self._spec.kernel.params
             raise ValueError(f"{self._spec.name} takes parameters {wanted}, not {values}: {error}") from error
+        if self._device not in _HERE.devices:
+            # torch's launcher gives a thread without a context that of device 0.
+            ensure_context(self._device)
+            _HERE.devices.add(self._device)
         stream = self._stream(self._device)
         try:
             self._launch(self._handle, x, y, z, self._warps, self._shared, self._kinds, tuple(values), stream)
@@ -105,5 +109,13 @@ def _torch_launch() -> Callable[..., None]:
     return launch
 
 
+class _Thread(threading.local):
+    """The devices on which this thread has launched."""
+
+    def __init__(self) -> None:
+        self.devices: set[int] = set()
+
+
+_HERE = _Thread()
 _FUNCTIONS: dict[tuple[Specialisation, int], _Function] = {}
 _LOADING = threading.Lock()

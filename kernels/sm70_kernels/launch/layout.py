@@ -29,3 +29,8 @@ def sixteen_bytes(tensors: Iterable[torch.Tensor], strides: Iterable[int]) -> bo
     for each in strides:
         together |= 2 * each
     return together % 16 == 0
+
+
+def packed(x: torch.Tensor) -> bool:
+    """Say whether `x` has its elements in order and without gaps, on a 16-byte boundary."""
+    return bool(x.is_contiguous()) and int(x.data_ptr()) % 16 == 0

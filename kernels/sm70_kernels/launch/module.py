@@ -58,15 +58,15 @@ def _ask_for_shared_memory(driver: ModuleType, spec: Specialisation, function: o
 
 
 def ensure_context(device: int) -> None:
-    """Make the primary context of `device` current in this thread when none is.
+    """Make the primary context of `device` current in this thread when none, or another device's, is.
 
     torch leaves that to the first runtime call that needs it, and a driver call in a fresh thread may come before.
     """
     from cuda.bindings import driver
 
     _, current = driver.cuCtxGetCurrent()
-    if int(current) == 0:
-        _, handle = driver.cuDeviceGet(device)
+    _, handle = driver.cuDeviceGet(device)
+    if int(current) == 0 or int(driver.cuCtxGetDevice()[1]) != int(handle):
         _, primary = driver.cuDevicePrimaryCtxRetain(handle)
         driver.cuCtxSetCurrent(primary)
 

@@ -36,6 +36,18 @@ class Watch:
         self._buffers.append(buffer)
         return inside.view(dtype).view(shape)
 
+    def copy(self, x: torch.Tensor) -> torch.Tensor:
+        """Return a copy of `x` between two guards, with its strides and place within 512 bytes, gaps guarded too."""
+        if any(not step and size > 1 for size, step in zip(x.shape, x.stride(), strict=True)):
+            x = x.contiguous()
+        span = 1 + sum((size - 1) * step for size, step in zip(x.shape, x.stride(), strict=True)) if x.numel() else 0
+        before = GUARD_BYTES + x.data_ptr() % GUARD_BYTES
+        size = span * x.element_size()
+        buffer = torch.full((before + size + GUARD_BYTES,), GUARD, dtype=torch.uint8, device=x.device)
+        self._buffers.append(buffer)
+        inside = buffer[before : before + size].view(x.dtype)
+        return inside.as_strided(x.shape, x.stride(), inside.storage_offset()).copy_(x)
+
     def intact(self) -> bool:
         """Say whether no guard byte changed. Waits for the device."""
         ends = [end for each in self._buffers for end in (each[:GUARD_BYTES], each[-GUARD_BYTES:])]

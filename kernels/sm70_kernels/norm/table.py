@@ -37,8 +37,8 @@ ROWS = 2
 """Where no residual's bytes fill the waits of a row. Two rows leave room for as many blocks on an SM as one does."""
 
 # A row of rms_norm: the widest row, then the block that owns it. Few threads with two vectors each keep several rows on
-# an SM; a warp's second load is in flight with its first. Provenance: derived (volta.md C.3: nine warp-wide 16-byte
-# loads in flight for each SM), not timed on a V100.
+# an SM; a warp's second load is in flight with its first. Provenance: derived (docs/volta.md, "Bytes in
+# flight": nine warp-wide 16-byte loads in flight for each SM), not timed on a V100.
 #   width of an access   widest row   threads   vectors
 _ROWS = (
     (8, 256, 32, 1),

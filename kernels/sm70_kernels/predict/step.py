@@ -59,10 +59,12 @@ class Sum:
 
 
 TARGETS = {("dense", 1, 4): 8.4, ("dense", 8, 4): 8.4, ("dense", 32, 4): 10.5}
-"""Issue 3: what a step's FP8 dense launches may take, in ms, by family, rows and ranks."""
+"""What a step's FP8 dense launches may take, in ms, by family, rows and ranks (docs/published-figures.md, "Goals of
+this project")."""
 
 PUBLISHED = {("dense", 1, 4): 8.95, ("dense", 32, 4): 14.924}
-"""1Cat 1.3.0 on 4 V100-SXM2 (volta.md C.0 and issue 3): FP8 GEMM of a 128K-context token, and of a step of 32 rows."""
+"""1Cat on 4 V100-SXM2: FP8 GEMM of a 128K-context token, and of a step of 32 rows (docs/published-figures.md, "Where a
+token's time goes")."""
 
 
 def total(family: str, tokens: int, ranks: int, rows: Iterable[tuple[Work, Found]], corner: Corner = "expected") -> Sum:

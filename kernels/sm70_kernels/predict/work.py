@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 Head = Literal["fp16", "fp8"]
 """The output head's weights. FP16: Qwen/Qwen3.8-27B-FP8 and the others whose list of exceptions has it, by the library;
-FP8 with a scale a column: the mixed NVFP4 checkpoint, by our kernel (checkpoints.md 2.1)."""
+FP8 with a scale a column: the mixed NVFP4 checkpoint, by our kernel (docs/checkpoints.md, "Target checkpoints")."""
 
 Path = Literal["native", "expanded"]
 """How a dense layer is done: by one kernel, or by expanding its weights for the library."""

@@ -31,11 +31,13 @@ class Outcome:
     """Did every run leave the bytes around its results alone?"""
     shapes: bool
     """Have the results the reference's shapes?"""
+    arguments: bool = True
+    """Did every run leave its arguments as they were?"""
 
     @property
     def passed(self) -> bool:
         """Whether all of it is as it must be."""
-        return self.error <= self.gate and self.repeats and self.guards and self.shapes
+        return self.error <= self.gate and self.repeats and self.guards and self.shapes and self.arguments
 
     def sentence(self) -> str:
         """Return what was wrong, in a few words; empty when nothing was."""
@@ -43,6 +45,7 @@ class Outcome:
             f"relative error {self.error:.2e} above {self.gate:.0e}": not self.error <= self.gate,
             "results differ from run to run": not self.repeats,
             "bytes outside the results were written": not self.guards,
+            "arguments were changed": not self.arguments,
             "results of another shape than the reference's": not self.shapes,
         }
         return "; ".join(text for text, wrong in found.items() if wrong)
@@ -51,9 +54,15 @@ class Outcome:
 def prove(subject: Subject, case: Case, device: torch.device, repeats: int = REPEATS) -> Outcome:
     """Run `case` `repeats` times on poisoned memory between guards, and compare with the reference in float64."""
     arguments = subject.inputs(case, device)
-    with watched() as watch:
-        results = [as_tuple(subject.run(*arguments)) for _ in range(repeats)]
-        guards = watch.intact()
+    results, guards, unchanged = [], True, True
+    for _ in range(repeats):
+        with watched() as watch:
+            # Of its own each time: what one run leaves behind must not help the next.
+            fresh = [watch.copy(each) if torch.is_tensor(each) else each for each in arguments]
+            results.append(as_tuple(subject.run(*fresh)))
+            guards &= watch.intact()
+        pairs = [(a, b) for a, b in zip(fresh, arguments, strict=True) if torch.is_tensor(a)]
+        unchanged &= all(same_bits((a,), (b,)) for a, b in pairs)
     wanted = as_tuple(subject.reference(*map(exact, arguments)))
     first = results[0]
     shapes = [each.shape for each in first] == [each.shape for each in wanted]
@@ -65,6 +74,7 @@ def prove(subject: Subject, case: Case, device: torch.device, repeats: int = REP
         repeats=all(same_bits(first, other) for other in results[1:]),
         guards=guards,
         shapes=shapes,
+        arguments=unchanged,
     )
 
 
@@ -80,7 +90,7 @@ def relative_error(out: torch.Tensor, wanted: torch.Tensor) -> float:
 def same_bits(one: Tensors, other: Tensors) -> bool:
     """Say whether two results are equal bit for bit, so that not-a-number equals itself and -0 differs from 0."""
     return all(
-        torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8))
+        torch.equal(a.contiguous().flatten().view(torch.uint8), b.contiguous().flatten().view(torch.uint8))
         for a, b in zip(one, other, strict=True)
     )
 

@@ -3,7 +3,7 @@
 normal     becomes ready, answers, drains          hang       stands still while loading, repeats vLLM's warning
 crash      dies with an exception while loading     exit2      refuses its options
 unproven   its core leaves no proof                 stubborn   ignores SIGTERM
-stall      becomes ready, then takes no step        slow       loads for three seconds with a bar
+stall      becomes ready, then takes no step        slow       loads, with a bar, the parts that a test lets it
 mute       lists its model and gives no token       noisy      prints the key, escapes and a long line
 flaky      crashes at the first start only          chatty     prints without end once it is ready
 drifts     gives other tokens with compiled code    brittle    crashes on compiled code of an earlier start
@@ -47,6 +47,13 @@ def put(path: Path, record: dict[str, Any]) -> None:
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     temporary.write_text(json.dumps(record))
     temporary.replace(path)
+
+
+def read(name: str) -> str:
+    """The text of a file that a test writes while this runs; empty before that."""
+    with suppress(FileNotFoundError):
+        return (RUN / name).read_text()
+    return ""
 
 
 def prove(role: str) -> None:
@@ -124,6 +131,14 @@ class Handler(BaseHTTPRequestHandler):
         )
 
 
+def load_parts() -> None:
+    for part in range(1, 11):
+        done = f"{part * 10:3d}% Completed | {part}/10 [00:0{part - 1}<00:01, 1it/s]"
+        while part > int(read("parts") or 0):
+            time.sleep(0.02)
+        print(f"\rLoading safetensors checkpoint shards: {done}", end="", flush=True)
+
+
 def load() -> None:
     first = not (RUN / "started-before").exists()
     (RUN / "started-before").touch()
@@ -131,7 +146,8 @@ def load() -> None:
         print(f"key={os.environ['VLLM_API_KEY']} \x1b[31mred\x1b[0m \x07", flush=True)
         sys.stdout.buffer.write(b"\xff\xfe not text\n" + b"x" * 300_000 + b"\n")
         sys.stdout.flush()
-    log("Starting to load model fake...")
+    if MODE != "hang":
+        log("Starting to load model fake...")
     if MODE == "crash" or (MODE == "flaky" and first):
         time.sleep(1.5)
         log("EngineCore failed to start.", "ERROR")
@@ -155,10 +171,8 @@ def load() -> None:
     while MODE == "hang":
         log("No available shared memory broadcast block found in 60 seconds.")
         time.sleep(0.3)
-    for part in range(1, 11) if MODE == "slow" else ():
-        done = f"{part * 10:3d}% Completed | {part}/10 [00:0{part - 1}<00:01, 1it/s]"
-        print(f"\rLoading safetensors checkpoint shards: {done}", end="", flush=True)
-        time.sleep(0.3)
+    if MODE == "slow":
+        load_parts()
     log("\nLoading weights took 0.10 seconds")
     time.sleep(0.6)
     log("init engine (profile, create kv cache, warmup model) took 0.10 seconds")

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
     from sm70_kernels.registry import Specialisation
 
+pytestmark = pytest.mark.needs("engine")
+
 
 def build(specs: Sequence[Specialisation], out: Path) -> tuple[manifest.Manifest, list[str]]:
     compiled: list[str] = []

@@ -22,6 +22,8 @@ from tests.kernels.kernel_sources import SCALE, scale
 if TYPE_CHECKING:
     from pathlib import Path
 
+pytestmark = pytest.mark.needs("engine")
+
 LOG = """nvrtc: warning: Architectures prior to '<compute/sm>_75' are deprecated and may be removed in a future release
 ptxas info    : 0 bytes gmem
 ptxas info    : Compiling entry function 'k' for 'sm_70'

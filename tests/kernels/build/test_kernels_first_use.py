@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from sm70_kernels.build.compiler import Compiled
     from sm70_kernels.registry import Specialisation
 
+pytestmark = pytest.mark.needs("engine")
+
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:

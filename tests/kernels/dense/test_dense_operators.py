@@ -12,6 +12,7 @@ from sm70_kernels.dense import operator as dense
 from sm70_kernels.dense.choice import Choices
 from sm70_kernels.dense.pack import PackedDense, pack_blocks, pack_channels
 from sm70_kernels.dense.table import layer_of
+from sm70_kernels.errors import KernelError
 from sm70_kernels.proof.prove import relative_error
 
 if TYPE_CHECKING:
@@ -99,6 +100,23 @@ def test_a_misuse_is_refused_in_one_line(number: int, wrong: Any, says: str) -> 
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("number", [1, 2, 3])
+def test_a_weight_scale_or_counters_with_gaps_are_refused(number: int) -> None:
+    arguments: list[Any] = [rows(3, K), *layer(False)[0].arguments]
+    arguments[number] = torch.stack((arguments[number], arguments[number]), dim=-1)[..., 0]
+    with pytest.raises(ValueError, match=r"wants (a )?packed (weight|scales|counters).* with strides \["):
+        dense._dense("dense_w8a16", *arguments)
+
+
+def test_transposed_scales_and_an_unaligned_weight_are_refused() -> None:
+    x, weight, scale, *rest = [rows(3, K), *layer(False)[0].arguments]
+    with pytest.raises(ValueError, match="wants packed scales"):
+        dense._dense("dense_w8a16", x, weight, scale.t().contiguous().t(), *rest)
+    moved = torch.zeros(weight.numel() + 1, dtype=torch.uint8)[1:].view(weight.shape)
+    with pytest.raises(ValueError, match="on a 16-byte boundary"):
+        dense._dense("dense_w8a16", x, moved, scale, *rest)
+
+
 def test_a_plain_weight_is_no_gate_and_up() -> None:
     with pytest.raises(ValueError, match=r"sm70.dense_w8a16_silu_mul wants a weight packed for n=96, k=256: uint8\[6,"):
         dense._dense("dense_w8a16_silu_mul", rows(1, K), *layer(False)[0].arguments)
@@ -130,3 +148,37 @@ def test_the_workspace_is_made_once_for_a_device(monkeypatch: pytest.MonkeyPatch
     made = dense.reserve_workspace(torch.device("cpu"))
     assert made.numel() * made.element_size() == 4096
     assert dense.reserve_workspace(torch.device("cpu")) is made
+
+
+def test_the_workspace_of_the_current_device_is_that_of_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dense, "_WORKSPACES", {torch.device("cuda:1"): torch.zeros(1)})
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    assert dense.reserve_workspace(torch.device("cuda")) is dense.reserve_workspace(torch.device("cuda:1"))
+
+
+def test_no_workspace_is_made_during_a_capture(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dense, "_WORKSPACES", {})
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    with pytest.raises(KernelError, match="the workspace of cuda:0 is wanted during a graph capture"):
+        dense.reserve_workspace(torch.device("cuda:0"))
+
+
+def test_a_gate_and_an_up_beyond_fp16_are_no_fault() -> None:
+    x = torch.ones(2, 8, dtype=torch.float16)
+    gate = torch.tensor([-20000.0, -1.0, 20000.0, -20000.0]).half()[:, None].expand(4, 8).contiguous()
+    up = torch.tensor([1.0, 20000.0, 0.0, 20000.0]).half()[:, None].expand(4, 8).contiguous()
+    out = torch.empty(2, 4, dtype=torch.float16)
+    dense._gated_product(x, gate, up, 1.0, out)
+    # Gates of -8, so that silu times an up of 160000 is still inside the range.
+    wanted = torch.nn.functional.silu(torch.tensor(-8.0)) * 160000
+    assert out[0].tolist() == [0, wanted.half().item(), 0, 0]
+
+
+def test_the_librarys_products_add_in_full_and_the_settings_come_back() -> None:
+    settings = torch.backends.cuda.matmul
+    before = settings.allow_fp16_reduced_precision_reduction, settings.allow_fp16_accumulation
+    with dense._full_sums():
+        assert not settings.allow_fp16_reduced_precision_reduction
+        assert not settings.allow_fp16_accumulation
+    assert (settings.allow_fp16_reduced_precision_reduction, settings.allow_fp16_accumulation) == before
+    assert before[0], "torch allows it unless told otherwise"

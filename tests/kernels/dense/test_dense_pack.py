@@ -168,3 +168,20 @@ def test_what_cannot_be_packed_is_refused_in_one_line(function: Any, arguments: 
     with pytest.raises(ValueError, match=says) as caught:
         function(*arguments)
     assert "\n" not in str(caught.value)
+
+
+def test_what_is_not_a_number_is_named_with_its_block() -> None:
+    weight = weights(2 * 200, 300)
+    weight.view(torch.uint8)[200 + 130, 140] = 0x7F
+    scale = scales(4, 3)
+    scale[3, 1] = 0
+    with pytest.raises(ValueError, match=r"the first in row 330, column 140, block \[3, 1\] with scale 0\.0$"):
+        pack_blocks(weight, scale, gated=True)
+
+
+@pytest.mark.parametrize(("n", "k", "split"), [(1088, 256, (16, 1)), (256, 1088, (1, 16))])
+def test_scale_rows_that_do_not_fit_the_shard_are_refused(n: int, k: int, split: tuple[int, int]) -> None:
+    weight, scale = weights(n, k), scales(math.ceil(n / 128), math.ceil(k / 128))
+    with pytest.raises(ValueError, match=r"split among 16 ranks along [NK] has 1088 of [NK] on each.*blocks of 128"):
+        pack_blocks(weight, scale, split=split)
+    assert pack_blocks(weight, scale, split=split[::-1]).n == n

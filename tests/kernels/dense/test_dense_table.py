@@ -90,6 +90,7 @@ SERVING = [
 ]
 
 
+@pytest.mark.needs("engine")
 @pytest.mark.parametrize("spec", SERVING, ids=lambda spec: spec.name)
 def test_the_machine_code_is_what_was_meant(spec: Specialisation) -> None:
     program = code_of(spec).program

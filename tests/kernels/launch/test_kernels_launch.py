@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -31,6 +32,7 @@ class Driver:
 
     def __init__(self) -> None:
         self.fails = ""
+        self.contexts: list[int] = []
         self.launches: list[dict[str, object]] = []
 
     def launch(
@@ -49,6 +51,8 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 77 + device, raising=False)
     monkeypatch.setattr(launcher, "load_function", lambda spec, device: 4711)
     monkeypatch.setattr(launcher, "_FUNCTIONS", {})
+    monkeypatch.setattr(launcher, "_HERE", launcher._Thread())
+    monkeypatch.setattr(launcher, "ensure_context", stand_in.contexts.append)
     monkeypatch.setattr(launcher, "_torch_launch", lambda: stand_in.launch)
     return stand_in
 
@@ -104,6 +108,7 @@ from sm70_kernels.registry import Kernel, Specialisation
 spec = Specialisation(Kernel("odd", "odd.cu", "odd", "PiPfqI", ("THREADS",)), {"THREADS": 96}, shared_bytes=256)
 torch._C._cuda_getDevice, torch._C._cuda_getCurrentRawStream = lambda: 0, lambda device: 77
 launcher.load_function = lambda spec, device: 4711
+launcher.ensure_context = lambda device: None
 for depth in (1, 9):
     try:
         launcher.launch(spec, (3, 2, depth), (0xABCDEF0123456789, -5, 0, 0.25, -(2**40), 2**32 - 1))
@@ -126,6 +131,18 @@ def test_parameters_arrive_as_the_kernel_reads_them(tmp_path: Path) -> None:
         f"4711 3 2 9 {passed}",
         f"launch_failed:odd {SHARED.name} cannot be launched on (3, 2, 9) blocks: CUDA driver error: the stub refuses",
     ]
+
+
+def test_each_thread_takes_the_devices_context_before_its_first_launch(
+    driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: 3, raising=False)
+    for _ in range(2):
+        launcher.launch(ODD, 1, (1, 2, 3, 4.0, 5, 6))
+    assert driver.contexts == [3]
+    with ThreadPoolExecutor(1) as fresh:
+        fresh.submit(launcher.launch, ODD, 1, (1, 2, 3, 4.0, 5, 6)).result()
+    assert driver.contexts == [3, 3]
 
 
 def test_blocks_are_whole_warps(driver: Driver) -> None:

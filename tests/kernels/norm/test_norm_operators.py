@@ -1,41 +1,19 @@
-"""The operators on a CPU: legal for torch.compile, equal to upstream's layers, and what they would launch on a GPU."""
+"""The norms on a CPU: equal to upstream's layers, and what they would launch on a GPU."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
 
-from sm70_kernels.activation import operator as gates
-from sm70_kernels.cases import cases as cases_of
 from sm70_kernels.norm import operator as norms
-from sm70_kernels.norm import operator as rotary
-from sm70_kernels.proof.subject import as_tuple, subjects
+from tests.kernels.recorded_launches import Launches, halves
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-CPU = torch.device("cpu")
-OPERATORS = [name for name in subjects() if name not in ("mma_lanes", "dequant_codes", "barrier_control")]
-
-
-def arguments_of(operator: str) -> tuple[Any, ...]:
-    return subjects()[operator].inputs(cases_of(operator, "selftest")[0], CPU)
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-@pytest.mark.parametrize("operator", OPERATORS)
-def test_an_operator_is_legal_for_torch_compile(operator: str) -> None:
-    function = getattr(torch.ops.sm70, operator)
-    arguments = arguments_of(operator)
-    torch.library.opcheck(function.default, arguments)
-    compiled = torch.compile(function, fullgraph=True, backend="aot_eager", dynamic=True)
-    for eager, traced in zip(as_tuple(function(*arguments)), as_tuple(compiled(*arguments)), strict=True):
-        assert torch.equal(eager, traced)
-
 
 UPSTREAM = """
 import types, torch
@@ -77,26 +55,9 @@ def test_the_references_are_upstreams_layers() -> None:
     assert done.returncode == 0, done.stderr
 
 
-class Launches(list[tuple[Any, ...]]):
-    """Stands in for `launch` in the operators' modules and keeps what they would have launched."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        super().__init__()
-        for module in (norms, gates, rotary):
-            monkeypatch.setattr(module, "launch", lambda *given: self.append(given))
-
-    @property
-    def names(self) -> list[str]:
-        return [spec.name for spec, *_ in self]
-
-
 @pytest.fixture
 def launches(monkeypatch: pytest.MonkeyPatch) -> Launches:
-    return Launches(monkeypatch)
-
-
-def halves(*shape: int) -> torch.Tensor:
-    return torch.zeros(shape, dtype=torch.float16)
+    return Launches(monkeypatch, norms)
 
 
 def test_rows_are_read_16_bytes_at_a_time_where_they_may_be(launches: Launches) -> None:
@@ -138,8 +99,8 @@ def test_queries_are_read_between_their_gates(launches: Launches) -> None:
     k = projected[:, 12 * 256 : 13 * 256].view(4, 1, 256)
     positions = torch.zeros(3, 4, dtype=torch.int64)
     weight, cache = halves(256), halves(64, 64)
-    rotary._qk_norm_mrope(q, k, positions, weight, weight, cache, (11, 11, 10), 1e-6)
-    rotary._qk_norm_mrope(q, k, positions[0], weight, weight, cache, (11, 11, 10), 1e-6)
+    norms._qk_norm_mrope(q, k, positions, weight, weight, cache, (11, 11, 10), 1e-6)
+    norms._qk_norm_mrope(q, k, positions[0], weight, weight, cache, (11, 11, 10), 1e-6)
     assert launches.names == ["qk_norm_mrope-threads128-lanes16-rotary64"] * 2
     assert launches[0][1] == 4
     assert launches[0][2][8:] == (4, 6, 1, 64, 11, 10, 14 * 256, 512, 14 * 256, 0, 4, 1e-6)
@@ -155,27 +116,13 @@ def test_many_rows_are_taken_two_at_once(launches: Launches) -> None:
     ]
 
 
-def test_gates_count_their_vectors(launches: Launches) -> None:
-    gates._silu_and_mul(halves(3, 2 * 4352))
-    gates._silu_and_mul(halves(3, 2 * 7))
-    gates._sigmoid_gate(halves(5, 6, 256), halves(5, 6, 512)[..., 256:])
-    assert launches.names == [
-        "gate-threads256-width8-silu1",
-        "gate-threads256-width1-silu1",
-        "gate-threads256-width8-silu0",
-    ]
-    assert [grid for _, grid, *_ in launches] == [(3, 3, 1), (3, 1, 1), (5, 1, 1)]
-
-
 def test_nothing_is_launched_for_no_tokens(launches: Launches) -> None:
     assert norms._rms_norm(halves(0, 5120), halves(5120), 1e-6).shape == (0, 5120)
     assert norms._add_rms_norm(halves(0, 5120), halves(0, 5120), halves(5120), 1e-6)[1].dtype == torch.float32
     assert norms._gated_rms_norm(halves(0, 12, 128), halves(0, 12, 128), halves(128), 1e-6).shape == (0, 12, 128)
-    assert gates._silu_and_mul(halves(0, 64)).shape == (0, 32)
-    assert gates._sigmoid_gate(halves(0, 6, 256), halves(0, 6, 256)).shape == (0, 6, 256)
     none = torch.zeros(3, 0, dtype=torch.int64)
     heads, weight, cache = halves(0, 1, 256), halves(256), halves(9, 64)
-    q, k = rotary._qk_norm_mrope(heads, heads, none, weight, weight, cache, (11, 11, 10), 1e-6)
+    q, k = norms._qk_norm_mrope(heads, heads, none, weight, weight, cache, (11, 11, 10), 1e-6)
     assert q.shape == k.shape == (0, 1, 256)
     assert not launches
 
@@ -199,20 +146,18 @@ HEADS, CACHE, PLACES = halves(2, 3, 256), halves(9, 64), torch.zeros(2, dtype=to
         (lambda: norms._gated_rms_norm(X, X, W, 0.0), r"wants x float16\[tokens, heads, head\], not float16\[2, 64\]"),
         (lambda: norms._gated_rms_norm(HEADS, HEADS[:1], halves(256), 0.0), r"wants z float16\[2, 3, 256\]"),
         (lambda: norms._gated_rms_norm(X[:, None, :24], X[:, None, :24], W[:24], 0.0), "no kernel for heads of 24 ele"),
-        (lambda: gates._silu_and_mul(halves(2, 7)), "wants float16 rows of an even number of elements"),
-        (lambda: gates._sigmoid_gate(HEADS, HEADS[..., :8]), r"wants a gate float16\[2, 3, 256\]"),
         (
-            lambda: rotary._qk_norm_mrope(
+            lambda: norms._qk_norm_mrope(
                 HEADS, HEADS, PLACES.int(), halves(256), halves(256), CACHE, (11, 11, 10), 0.0
             ),
             r"wants positions int64\[2\] or \[3, 2\], not int32\[2\]",
         ),
         (
-            lambda: rotary._qk_norm_mrope(HEADS, HEADS, PLACES, halves(256), halves(256), CACHE, (16, 24, 24), 0.0),
+            lambda: norms._qk_norm_mrope(HEADS, HEADS, PLACES, halves(256), halves(256), CACHE, (16, 24, 24), 0.0),
             r"wants three sections of 32, not \(16, 24, 24\)",
         ),
         (
-            lambda: rotary._qk_norm_mrope(
+            lambda: norms._qk_norm_mrope(
                 HEADS, HEADS, PLACES, halves(256), halves(256), halves(9, 88), (15, 15, 14), 0.0
             ),
             "no kernel for heads of 256 elements of which 88 are turned",

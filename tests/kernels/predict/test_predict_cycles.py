@@ -14,6 +14,8 @@ from sm70_kernels.predict.simulate.issue import bank_conflict
 from sm70_kernels.predict.simulate.sm import Load, simulate
 from tests.kernels.predict.counted_kernels import BANKS, CHASE, COPY, FFMA, HMMA, compiled, predicted
 
+pytestmark = pytest.mark.needs("engine")
+
 OUT = Buffer(4096)
 IN = Buffer(4096)
 
@@ -42,8 +44,9 @@ def test_dependent_ffma_take_four_cycles_each() -> None:
 
 @pytest.mark.parametrize(("chains", "each"), [(1, 8.66), (4, 8.38)])
 def test_m8n8k4_take_what_was_measured(chains: int, each: float) -> None:
-    # volta.md C.1: 8.66 cycles dependent, 8.38 with four chains. One warp a sub-core; 32 a trip. The loop's end stops
-    # the warp: the branch's stall of 5, the refetch of 4, and one accumulator's wait (the last barrier) at most.
+    # docs/volta.md, "Tensor cores": 8.66 cycles dependent, 8.38 with four chains. One warp a sub-core; 32 a trip. The
+    # loop's end stops the warp: the branch's stall of 5, the refetch of 4, and one accumulator's wait (the last
+    # barrier) at most.
     found = cycles_a_trip(HMMA, "PPi", 128, (IN,), CHAINS=chains)
     assert 32 * each - 1 <= found <= 32 * each + 20
 
@@ -63,7 +66,7 @@ def test_whoever_issues_first_the_tensor_pipe_is_full() -> None:
 
 
 def test_dependent_shared_loads_take_what_was_measured() -> None:
-    # volta.md C.1: 26.4 cycles each, 16 a trip, and the loop's end of at most 16.
+    # docs/volta.md, "Latencies and caches": 26.4 cycles each, 16 a trip, and the loop's end of at most 16.
     found = cycles_a_trip(CHASE, "Pi", 32, ())
     assert 16 * 26.4 - 0.1 <= found <= 16 * 26.4 + 16
 

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
     from sm70_kernels.predict.emulate.arithmetic import Bits, Longs
 
+pytestmark = pytest.mark.needs("engine")
+
 START = 1 << REGION_SHIFT
 
 

@@ -20,6 +20,8 @@ from tests.kernels.predict.counted_kernels import COPY, FFMA, HEAD, compiled, pr
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+pytestmark = pytest.mark.needs("engine")
+
 OUT = Buffer(1 << 20)
 
 
@@ -46,7 +48,7 @@ def test_every_constant_has_a_range_a_unit_and_a_source() -> None:
         assert row["unit"], name
         assert row["source"], name
     assert constants().hmma_step * 4 == pytest.approx(8.38)
-    # volta.md C.0: 125.3 TFLOP/s at 1.53 GHz when a step takes two cycles.
+    # docs/volta.md, "Rates and floors": 125.3 TFLOP/s at 1.53 GHz when a step takes two cycles.
     fast = constants("fast")
     assert 2 * fast.products_a_cycle * fast.clock / 1e3 == pytest.approx(125.3, rel=1e-3)
 

@@ -10,6 +10,8 @@ from sm70_kernels.predict.machine.control import Control, decode
 from sm70_kernels.predict.machine.sass import Operand, parse
 from tests.kernels.predict.counted_kernels import FFMA, compiled
 
+pytestmark = pytest.mark.needs("engine")
+
 LISTING = """
 	.section	.text.k,"ax",@progbits
 .text.k:

@@ -62,6 +62,17 @@ def short(x: torch.Tensor) -> torch.Tensor:
     return double(x[:-1])
 
 
+def greedy(x: torch.Tensor) -> torch.Tensor:
+    out = double(x)
+    x[3] = 0
+    return out
+
+
+def trespassing(x: torch.Tensor) -> torch.Tensor:
+    x.as_strided((1,), (1,), x.storage_offset() + x.numel()).fill_(0)
+    return double(x)
+
+
 def subject(run: Any) -> Subject:
     return Subject(
         operator="double",
@@ -88,6 +99,8 @@ def test_a_right_operator_passes() -> None:
         (forgetful, "relative error inf above 1e-03"),
         (fickle, "results differ from run to run"),
         (sprawling, "bytes outside the results were written"),
+        (greedy, "arguments were changed"),
+        (trespassing, "bytes outside the results were written"),
         (short, "results of another shape than the reference's"),
     ],
 )
@@ -129,7 +142,8 @@ def test_every_reference_passes_its_own_proof(operator: str) -> None:
     for case in cases_of(operator, "suite"):
         # The reference in FP32 against itself in FP64: the gate must leave room for one rounding, and no more is used.
         # What takes a CPU long is left to the GPU.
-        if case.sizes.get("tokens", 0) <= 33 and chosen.moved_bytes(case) <= 4 * 2**20:
+        short = case.sizes.get("tokens", 0) <= 33 and case.sizes.get("length", 0) <= 100
+        if short and chosen.moved_bytes(case) <= 4 * 2**20:
             outcome = prove(chosen, case, CPU, 2)
             assert outcome.passed, f"{case.name}: {outcome.sentence()}"
 

@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import psutil
 
-from appliance.health import judge, proof, rundir
+from appliance import rundir
+from appliance.health import judge
+from appliance.rundir import plugin_proof
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -109,7 +111,7 @@ class Engine:
     def pid(self, role: str) -> int:
         """The living process that proved the plugin as `role`."""
         alive = {process.pid for process in self.tree()}
-        (pid,) = (one["pid"] for one in proof.records(self.run_dir) if one["role"] == role and one["pid"] in alive)
+        (pid,) = (one.pid for one in plugin_proof.read_all(self.run_dir) if one.role == role and one.pid in alive)
         return int(pid)
 
     def heartbeat(self) -> dict[str, Any]:
@@ -232,7 +234,7 @@ class Guardian:
             "pid": self._engine.process.pid,
             "stopped": [{"pid": pid, "name": name, "since": self._held[pid]} for pid, name in stopped.items()],
             "models": self._models,
-            "plugins": proof.proven(self._engine.run_dir, {process.pid for process in alive}),
+            "plugins": plugin_proof.proven(self._engine.run_dir, {process.pid for process in alive}),
             "restarts": 0,
             "progress": None,
         }

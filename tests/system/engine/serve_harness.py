@@ -12,7 +12,9 @@ from typing import Any
 import httpx
 import psutil
 
-from appliance.health import judge, proof, rundir
+from appliance import rundir
+from appliance.health import judge
+from appliance.rundir import plugin_proof
 from tests.system.engine.engine_harness import free_port, until
 
 KEY = "sk-test-5f2c9e71d0"
@@ -88,7 +90,7 @@ class Server:
 
     def pid(self, role: str) -> int:
         alive = {process.pid for process in self.look()}
-        (pid,) = (one["pid"] for one in proof.records(self.run_dir) if one["role"] == role and one["pid"] in alive)
+        (pid,) = (one.pid for one in plugin_proof.read_all(self.run_dir) if one.role == role and one.pid in alive)
         return int(pid)
 
     def chat(self, tokens: int, **options: Any) -> httpx.Response:

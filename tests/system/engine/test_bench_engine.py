@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from appliance import cli
+from appliance import cli, rundir
 from appliance.bench import client, serve, traces
 from appliance.bench import result as results
 from appliance.bench.options import Load
 from appliance.bench.progress import Silent
-from appliance.health import rundir
 from tests.system.engine.engine_harness import Engine
 
 if TYPE_CHECKING:

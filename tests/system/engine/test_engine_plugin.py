@@ -18,7 +18,8 @@ import psutil
 import pytest
 
 import appliance
-from appliance.health import proof, rundir
+from appliance import rundir
+from appliance.rundir import plugin_proof
 from appliance.vllm_plugin import stack_dump
 from appliance.vllm_plugin.register import source_hash
 from appliance.vllm_plugin.server import serve
@@ -81,13 +82,13 @@ def raw(request: dict[str, Any], *headers: str) -> bytes:
 
 
 def test_the_plugin_is_proven_in_api_and_core(engine: Engine) -> None:
-    left = {record["role"]: record for record in proof.records(engine.run_dir)}
+    left = {proof.role: proof for proof in plugin_proof.read_all(engine.run_dir)}
     assert left.keys() >= {"api", "core"}
-    for record in left.values():
-        assert record["appliance"] == appliance.__version__
-        assert record["vllm"].startswith("0.19.1")
-        assert record["source"] == source_hash()
-    assert left["api"]["pid"] == engine.process.pid
+    for proof in left.values():
+        assert proof.appliance == appliance.__version__
+        assert str(proof.vllm).startswith("0.19.1")
+        assert proof.source == source_hash()
+    assert left["api"].pid == engine.process.pid
     assert engine.report().ready_ok, engine.report().reason
 
 
@@ -347,7 +348,7 @@ def test_without_our_plugins_nothing_is_proven(smollm2: Path, tmp_path: Path) ->
     try:
         engine.wait()
         assert engine.complete(STORY, 3)["usage"]["completion_tokens"] == 3
-        assert proof.records(engine.run_dir) == []
+        assert plugin_proof.read_all(engine.run_dir) == []
         until(lambda: engine.heartbeat()["busy_since"] is None)
         report = engine.report()
         assert (report.phase, report.live_ok, report.ready_ok) == ("degraded", True, False)
@@ -361,7 +362,7 @@ def test_sigterm_ends_a_start_at_once(smollm2: Path, tmp_path: Path) -> None:
     """vLLM alone loses a SIGTERM that comes while it waits for its engine core, and waits on for ten minutes."""
     engine = Engine(smollm2, tmp_path)
     try:
-        until(lambda: proof.records(engine.run_dir), 200)
+        until(lambda: plugin_proof.read_all(engine.run_dir), 200)
         until(lambda: len(engine.tree()) > 2, 60)
         tree = engine.tree()
         engine.process.terminate()

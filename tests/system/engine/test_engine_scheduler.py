@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from appliance.health import rundir
+from appliance import rundir
 from tests.system.engine.engine_harness import environment
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(300)]

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import pytest
 
-from appliance.health import rundir
+from appliance import rundir
 from tests.system.engine.engine_harness import until
 from tests.system.engine.serve_harness import GRACE_S, KEY, TOKEN, Server, body
 

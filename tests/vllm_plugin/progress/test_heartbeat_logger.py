@@ -49,10 +49,12 @@ def test_only_executed_steps_are_progress(heartbeat: Any) -> None:
     first = heartbeat.ACTIVITY.step_at
     for _ in range(100):
         one.record(scheduled(1, running=0, waiting=3), None)
-    assert (heartbeat.ACTIVITY.step, heartbeat.ACTIVITY.step_at) == (1, first), "the engine spins and does nothing"
+    assert (heartbeat.ACTIVITY.step_count, heartbeat.ACTIVITY.step_at) == (1, first), (
+        "the engine spins and does nothing"
+    )
     assert (heartbeat.ACTIVITY.running, heartbeat.ACTIVITY.waiting) == (0, 3)
     one.record(scheduled(2), None)
-    assert heartbeat.ACTIVITY.step == 2
+    assert heartbeat.ACTIVITY.step_count == 2
     assert heartbeat.ACTIVITY.step_at > first
     assert heartbeat.ACTIVITY.steps_record == "on"
 
@@ -62,7 +64,7 @@ def test_under_another_scheduler_every_record_is_a_step(heartbeat: Any, schedule
     one = logger(heartbeat, scheduler)
     for _ in range(3):
         one.record(scheduled(0), None)
-    assert heartbeat.ACTIVITY.step == 3
+    assert heartbeat.ACTIVITY.step_count == 3
     assert heartbeat.ACTIVITY.steps_record == f"off: --scheduler-cls is {scheduler}"
 
 
@@ -77,4 +79,4 @@ def test_tokens_and_finished_requests_add_up(heartbeat: Any) -> None:
         one.record(None, iteration, mm_cache_stats=None, engine_idx=0)
     counted = heartbeat.ACTIVITY
     assert (counted.finished, counted.prompt_tokens, counted.generation_tokens) == (3, 700, 6)
-    assert counted.step == 0
+    assert counted.step_count == 0

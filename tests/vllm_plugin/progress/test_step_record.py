@@ -15,7 +15,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from appliance.health import rundir
+from appliance import rundir
+from appliance.rundir.step_line import StepLine
 from appliance.vllm_plugin.progress import step_record
 from appliance.vllm_plugin.progress.step_record import StepRecord, StepShape, shape
 
@@ -69,7 +70,7 @@ def lines(folder: Path, name: str = rundir.STEPS) -> list[dict[str, Any]]:
 
 
 def until(true: Callable[[], bool]) -> None:
-    end = time.monotonic() + 30
+    end = time.monotonic() + 120
     while not true():
         assert time.monotonic() < end
         time.sleep(0.005)
@@ -85,9 +86,9 @@ def lost(record: StepRecord, steps: int) -> bool:
 
 def test_lines_appear_without_being_asked_for(tmp_path: Path) -> None:
     record = StepRecord(tmp_path)
-    record.append({"t": 1.5, "step": 1})
+    record.append(StepLine.from_json({"t": 1.5, "step": 1}))
     until(lambda: lines(tmp_path) == [{"t": 1.5, "step": 1}])
-    record.append({"t": 2.5, "step": 2})
+    record.append(StepLine.from_json({"t": 2.5, "step": 2}))
     until(lambda: len(lines(tmp_path)) == 2)
     record.close()
 
@@ -96,7 +97,7 @@ def test_close_writes_all_and_ends_the_thread(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(step_record, "FLUSH_S", 3600)
     record = StepRecord(tmp_path)
     for step in range(1000):
-        record.append({"t": 0.0, "step": step})
+        record.append(StepLine.from_json({"t": 0.0, "step": step}))
     record.close()
     assert [line["step"] for line in lines(tmp_path)] == list(range(1000))
     assert "appliance-steps" not in {thread.name for thread in threading.enumerate()}
@@ -110,7 +111,7 @@ def test_nothing_is_written_for_nothing(tmp_path: Path) -> None:
 def test_it_appends_to_what_is_there(tmp_path: Path) -> None:
     (tmp_path / rundir.STEPS).write_text('{"step":1}\n')
     record = StepRecord(tmp_path)
-    record.append({"step": 2})
+    record.append(StepLine.from_json({"step": 2}))
     record.close()
     assert [line["step"] for line in lines(tmp_path)] == [1, 2]
 
@@ -118,7 +119,7 @@ def test_it_appends_to_what_is_there(tmp_path: Path) -> None:
 def test_rotation_keeps_two_files_within_the_bound(tmp_path: Path) -> None:
     record = StepRecord(tmp_path, rotate_bytes=200)
     for step in range(60):
-        record.append({"t": 0.0, "step": step})
+        record.append(StepLine.from_json({"t": 0.0, "step": step}))
         if step % 4 == 3:
             until(partial(written, tmp_path, step))
     record.close()
@@ -130,10 +131,10 @@ def test_rotation_keeps_two_files_within_the_bound(tmp_path: Path) -> None:
 
 def test_a_removed_file_is_begun_anew(tmp_path: Path) -> None:
     record = StepRecord(tmp_path)
-    record.append({"step": 1})
+    record.append(StepLine.from_json({"step": 1}))
     until((tmp_path / rundir.STEPS).exists)
     rundir.clear(tmp_path)
-    record.append({"step": 2})
+    record.append(StepLine.from_json({"step": 2}))
     record.close()
     assert lines(tmp_path) == [{"step": 2}]
 
@@ -143,10 +144,10 @@ def test_a_full_disk_loses_whole_steps_and_says_how_many(tmp_path: Path, caplog:
     record = StepRecord(tmp_path)
     with caplog.at_level(logging.INFO, logger="vllm.appliance.steps"):
         for step in (1, 2, 3):
-            record.append({"t": float(step), "step": step})
+            record.append(StepLine.from_json({"t": float(step), "step": step}))
             until(partial(lost, record, step))
         (tmp_path / rundir.STEPS).unlink()
-        record.append({"t": 4.0, "step": 4})
+        record.append(StepLine.from_json({"t": 4.0, "step": 4}))
         record.close()
     assert lines(tmp_path) == [
         {"t": 4.0, "lost": 3, "reason": "[Errno 28] No space left on device"},
@@ -160,7 +161,7 @@ def test_a_full_disk_loses_whole_steps_and_says_how_many(tmp_path: Path, caplog:
 
 def test_half_a_line_is_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     record = StepRecord(tmp_path)
-    record.append({"step": 1})
+    record.append(StepLine.from_json({"step": 1}))
     until(lambda: len(lines(tmp_path)) == 1)
     whole = os.write
 
@@ -168,20 +169,20 @@ def test_half_a_line_is_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         return whole(file, data[: len(data) // 2])
 
     monkeypatch.setattr(os, "write", short)
-    record.append({"step": 2})
+    record.append(StepLine.from_json({"step": 2}))
     until(lambda: record.lost == 1)
     monkeypatch.undo()
-    record.append({"step": 3})
+    record.append(StepLine.from_json({"step": 3}))
     record.close()
     assert [line.get("step") or line["lost"] for line in lines(tmp_path)] == [1, 1, 3]
 
 
 def test_no_folder_stops_nothing(tmp_path: Path) -> None:
     record = StepRecord(tmp_path / "none")
-    record.append({"step": 1})
+    record.append(StepLine.from_json({"step": 1}))
     until(lambda: record.lost == 1)
     (tmp_path / "none").mkdir()
-    record.append({"t": 9.0, "step": 2})
+    record.append(StepLine.from_json({"t": 9.0, "step": 2}))
     record.close()
     assert [line.get("lost") for line in lines(tmp_path / "none")] == [1, None]
 
@@ -191,7 +192,7 @@ def test_a_disk_that_hangs_costs_bounded_memory(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(step_record, "FLUSH_S", 3600)
     record = StepRecord(tmp_path)
     for step in range(25):
-        record.append({"t": 0.0, "step": step})
+        record.append(StepLine.from_json({"t": 0.0, "step": step}))
     assert len(record._pending) == 10
     record.close()
     written = lines(tmp_path)

@@ -13,8 +13,9 @@ from starlette.applications import Starlette
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
+from appliance import rundir
 from appliance.acceleration import report
-from appliance.health import rundir
+from appliance.rundir.plan import PlanRecord
 from appliance.vllm_plugin.server import acceleration_endpoint
 from appliance.vllm_plugin.server.acceleration_endpoint import PATH, AccelerationEndpoint, ranks, world_size
 
@@ -49,7 +50,7 @@ def written(tmp_path: Path) -> dict[str, Any]:
 def test_it_is_the_report_that_the_engine_wrote(written: dict[str, Any], tmp_path: Path) -> None:
     answer = ask(tmp_path)
     assert answer.status_code == 200
-    assert answer.json() == {**written, "ranks": [], "missing_ranks": [], "differing": {}}
+    assert answer.json() == {**written, "ranks": [], "missing_ranks": [], "differing": {}, "kernel_builds": {}}
 
 
 def test_every_rank_is_asked(written: dict[str, Any], tmp_path: Path) -> None:
@@ -100,7 +101,7 @@ def test_everything_else_is_vllms(path: str, tmp_path: Path) -> None:
     ],
 )
 def test_the_plan_says_how_many_ranks_there_are(plan: dict[str, Any] | None, size: int) -> None:
-    assert world_size(plan) == size
+    assert world_size(None if plan is None else PlanRecord.from_json(plan)) == size
 
 
 def test_being_polled_fills_no_log(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from appliance.health import rundir
+from appliance import rundir
 from appliance.vllm_plugin.progress.activity import Activity
 from appliance.vllm_plugin.server import in_flight
 from appliance.vllm_plugin.server.in_flight import InFlight
@@ -113,11 +113,11 @@ def test_the_oldest_of_many_is_told(tmp_path: Path) -> None:
             await settle()
         received = list(activity.awaiting.values())
         assert received == sorted(received)
-        assert activity.beat(rundir.clock(), 1)["oldest_awaiting_at"] == received[0]
+        assert activity.beat(rundir.clock(), 1).oldest_awaiting_at == received[0]
         for _ in requests:
             app.pieces.put_nowait(None)
         await asyncio.gather(*tasks)
-        assert activity.beat(rundir.clock(), 1)["busy_since"] is None
+        assert activity.beat(rundir.clock(), 1).busy_since is None
 
     asyncio.run(scenario())
 
@@ -199,7 +199,7 @@ def test_a_websocket_is_in_flight_and_awaits_nothing(tmp_path: Path) -> None:
             beats.append(activity.beat(5.0, 1))
 
         await InFlight(app, activity, tmp_path)(request.scope, request.receive, request.send)
-        assert (beats[0]["in_flight"], beats[0]["sockets"], beats[0]["busy_since"]) == (1, 1, None)
+        assert (beats[0].in_flight, beats[0].sockets, beats[0].busy_since) == (1, 1, None)
         assert (activity.in_flight, activity.sockets) == (0, 0)
 
     asyncio.run(scenario())
@@ -230,7 +230,7 @@ def beat_of(folder: Path) -> dict[str, Any]:
 
 def test_beats_last_as_long_as_the_server(tmp_path: Path) -> None:
     async def scenario() -> None:
-        activity = Activity(step=7, step_at=3.0, running=2, steps_record="off: not asked for")
+        activity = Activity(step_count=7, step_at=3.0, running=2, steps_record="off: not asked for")
         async with served(InFlight(plain, activity, tmp_path)):
             await until(lambda: "at" in beat_of(tmp_path))
             first = beat_of(tmp_path)
@@ -340,7 +340,7 @@ def test_an_unwritable_run_directory_stops_no_request_and_is_told_later(
 
 def test_a_step_record_that_is_not_there_is_not_on(tmp_path: Path) -> None:
     async def scenario() -> None:
-        activity = Activity(step=3, steps_record="on")
+        activity = Activity(step_count=3, steps_record="on")
         async with served(InFlight(plain, activity, tmp_path)):
             await until(lambda: "at" in beat_of(tmp_path))
             assert beat_of(tmp_path)["steps_record"] == "off: steps.jsonl is not there"
@@ -368,24 +368,24 @@ class TestBusySince:
 
     def test_requests_held_by_the_engine_count_from_the_first_beat_that_saw_them(self) -> None:
         activity = Activity(in_flight=1, running=1)
-        assert activity.beat(10.0, 1)["busy_since"] == 10.0
-        assert activity.beat(11.0, 1)["busy_since"] == 10.0
+        assert activity.beat(10.0, 1).busy_since == 10.0
+        assert activity.beat(11.0, 1).busy_since == 10.0
         activity.running = 0
-        assert activity.beat(12.0, 1)["busy_since"] is None
+        assert activity.beat(12.0, 1).busy_since is None
         activity.waiting = 1
-        assert activity.beat(13.0, 1)["busy_since"] == 13.0
+        assert activity.beat(13.0, 1).busy_since == 13.0
 
     def test_the_older_of_both_kinds_of_work_counts(self) -> None:
         activity = Activity(in_flight=2, running=1)
         activity.beat(10.0, 1)
         activity.awaiting = {object(): 4.0, object(): 6.0}
-        assert activity.beat(11.0, 1)["busy_since"] == 4.0
+        assert activity.beat(11.0, 1).busy_since == 4.0
 
     def test_a_run_of_refused_requests_never_ages(self) -> None:
         activity = Activity()
         for now in range(1000):
             activity.awaiting = {object(): now - 0.001}
-            assert activity.beat(float(now), 1)["busy_since"] == now - 0.001
+            assert activity.beat(float(now), 1).busy_since == now - 0.001
 
     def test_running_requests_that_nobody_waits_for_are_no_work(self) -> None:
-        assert Activity(running=1).beat(10.0, 1)["busy_since"] is None
+        assert Activity(running=1).beat(10.0, 1).busy_since is None

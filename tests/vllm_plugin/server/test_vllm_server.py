@@ -11,11 +11,13 @@ import pydantic
 import pytest
 
 from appliance import paths
+from appliance.rundir.rank_report import RankReport
 from appliance.vllm_plugin import stack_dump
 from appliance.vllm_plugin.server import serve
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
 
 @pytest.fixture(autouse=True)
@@ -132,3 +134,19 @@ def test_it_imports_neither_vllm_nor_torch(module: str) -> None:
     code = f"import sys, appliance.vllm_plugin.{module}; print(*({{'vllm', 'torch'}} & sys.modules.keys()))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.strip() == ""
+
+
+def test_a_rank_that_refuses_to_start_ends_the_server_as_a_mistake_of_configuration(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fails() -> NoReturn:
+        raise RuntimeError("Engine core initialization failed. See root cause above. Failed core proc(s): {}")
+
+    monkeypatch.setenv("APPLIANCE_RUN_DIR", str(tmp_path))
+    playing(monkeypatch, fails)
+    with pytest.raises(RuntimeError):
+        serve.main()
+    line = "VLLM_SM70_REQUIRE_PROFILE_ACCELERATION=1 refuses to start with 1 expected route off: fp8_dense (kv_dtype)"
+    RankReport(refused=line).write(tmp_path, 2)
+    assert serve.main() == 2
+    assert capsys.readouterr().err == f"{serve.PROGRAM}: error: {line}\n"

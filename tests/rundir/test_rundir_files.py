@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from appliance.health import rundir
+from appliance import rundir
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 ON_A_FULL_DISK = """
 import os, sys
 from pathlib import Path
-from appliance.health import judge, rundir
+from appliance import rundir
+from appliance.health import judge
 
 folder = Path(sys.argv[1])
 phase = {"phase": "ready", "models": ["smol"], "plugins": {"api": True, "core": True}, "stall_grace_s": 120}

@@ -1,16 +1,7 @@
-"""The run directory: small JSON files, each written whole under a temporary name and renamed, readable by everyone.
+"""The files of the run directory: who writes which, and how they are written and read whole.
 
-Where that finds no space any more, the file that stands there is written over in its place, which needs none.
-
-plan.json          entrypoint   the resolved plan, without secrets
-phase.json         guardian     phase, since when, budget, engine process, refreshed every second
-heartbeat          engine       event-loop beat, step counter, requests in flight, running and waiting
-steps.jsonl        engine       one line per engine step; rotated to steps.1.jsonl
-plugins/PID.json   engine       proof that the plugin was loaded, one file per process
-acceleration.json  engine       state and reason of every route
-ranks/RANK.json    engine       the same of each rank, where ranks tell it themselves
-cache.json         guardian     what the compile cache did for this start: key, folder, cold or warm, and why
-exit.json          guardian     why the whole ended, with its exit status; the ender where the guardian could not
+Each is written under a temporary name and renamed, readable by everyone. Where that finds no space any more, the file
+that stands there is written over in its place, which needs none.
 """
 
 from __future__ import annotations
@@ -20,7 +11,7 @@ import json
 import os
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -29,11 +20,41 @@ PLAN = "plan.json"
 PHASE = "phase.json"
 HEARTBEAT = "heartbeat"
 STEPS = "steps.jsonl"
+PREVIOUS_STEPS = "steps.1.jsonl"
 PLUGINS = "plugins"
 RANKS = "ranks"
 ACCELERATION = "acceleration.json"
 CACHE = "cache.json"
 EXIT = "exit.json"
+
+
+class RunFile(NamedTuple):
+    """One file of the run directory, or one folder with a file for each process. `record` is its dataclass."""
+
+    name: str
+    writer: str
+    record: str
+    content: str
+    folder: bool = False
+
+
+TABLE = (
+    RunFile(PLAN, "entrypoint", "plan.PlanRecord", "the resolved plan, without secrets"),
+    RunFile(PHASE, "guardian", "phase.Phase", "phase, since when, budget, engine process; refreshed every second"),
+    RunFile(HEARTBEAT, "engine", "heartbeat.Heartbeat", "event-loop beat, step count, requests in the engine"),
+    RunFile(STEPS, "engine", "step_line.StepLine", "one line for each executed step"),
+    RunFile(PREVIOUS_STEPS, "engine", "step_line.StepLine", "the older lines, after a rotation"),
+    RunFile(
+        PLUGINS, "engine", "plugin_proof.PluginProof", "PID.json: the plugin is loaded in that process", folder=True
+    ),
+    RunFile(ACCELERATION, "engine", "acceleration.AccelerationReport", "state and reason of every route"),
+    RunFile(RANKS, "engine", "rank_report.RankReport", "RANK.json: the routes as that rank reports them", folder=True),
+    RunFile(CACHE, "guardian", "cache_start.CacheStart", "what the compile cache did for this start, and why"),
+    RunFile(
+        EXIT, "guardian, else the event listener", "exit_record.ExitRecord", "why the appliance ended, its exit status"
+    ),
+)
+"""Every file of the contract."""
 
 
 def clock() -> float:
@@ -116,8 +137,7 @@ _TORN_S = 0.002
 
 def clear(folder: Path) -> None:
     """Remove what an earlier start left, so that no probe mistakes it for this one's."""
-    for name in (PLAN, PHASE, HEARTBEAT, STEPS, "steps.1.jsonl", ACCELERATION, CACHE, EXIT):
-        (folder / name).unlink(missing_ok=True)
-    for each in (PLUGINS, RANKS):
-        for record in (folder / each).glob("*.json"):
-            record.unlink(missing_ok=True)
+    for entry in TABLE:
+        files = (folder / entry.name).glob("*.json") if entry.folder else (folder / entry.name,)
+        for file in files:
+            file.unlink(missing_ok=True)

@@ -6,11 +6,14 @@ from typing import Any
 
 import pytest
 
-from appliance.acceleration.state import state_of_routes
+from appliance.rundir.cache_start import CacheStart
+from appliance.rundir.plan import PlanRecord
+from appliance.vllm_plugin.sm70.routes import before_load
 
 
 def route(cache: dict[str, Any] | None, **environment: str) -> dict[str, Any]:
-    report = state_of_routes(cuda=True, plan={}, environment=environment, cache=cache)
+    start = None if cache is None else CacheStart.from_json(cache)
+    report = before_load(active=True, plan=PlanRecord(), environment=environment, cache=start)
     return dict(report["routes"]["compile_cache"])
 
 

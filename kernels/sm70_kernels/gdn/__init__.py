@@ -1,0 +1,1 @@
+"""The gated delta net: what it computes, and its operators."""

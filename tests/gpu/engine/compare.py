@@ -1,0 +1,142 @@
+"""The engines of tests/gpu/engine/run.sh: `jobs FOLDER` writes what each runs, `record FOLDER FILE` compares.
+
+FOLDER/model has the checkpoints, and FOLDER/runs what collect.py left.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import random
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+TOP_1 = 0.99
+MEAN_KL = 1e-3
+
+LENGTHS = (1, 2, 7, 8, 64, 65, 300, 1500)
+TOKENS = 24
+COMMON: dict[str, Any] = {
+    "dtype": "float16",
+    "max_model_len": 4096,
+    "max_num_seqs": 8,
+    "max_num_batched_tokens": 4096,
+    "language_model_only": True,
+    "enable_prefix_caching": False,
+    # Given and not measured: the engines share one GPU, and each would count the others' memory.
+    "gpu_memory_utilization": 0.05,
+    "kv_cache_memory_bytes": 4 * 1024**3,
+}
+OURS: dict[str, dict[str, Any]] = {
+    "eager": {"enforce_eager": True},
+    "graphs": {},
+    "e4m3": {"kv_cache_dtype": "fp8"},
+    "prefix_cache": {"enable_prefix_caching": True},
+    "chunked": {"max_num_batched_tokens": 256},
+}
+THEIRS: dict[str, tuple[str, dict[str, Any]]] = {
+    "upstream": ("graphs", {}),
+    "upstream_fp8": ("e4m3", {"kv_cache_dtype": "fp8"}),
+}
+"""By name the run whose sequences it follows, and what differs."""
+
+
+def write_jobs(folder: Path) -> None:
+    """Write NAME.json for collect.py, one for each engine."""
+    chosen = random.Random(1)
+    prompts = [[chosen.randrange(8, 32000) for _ in range(length)] for length in LENGTHS]
+    for name, own in OURS.items():
+        engine = COMMON | {"model": str(folder / "model/fp8"), "attention_backend": "CUSTOM"} | own
+        job = {"engine": engine, "prompts": prompts, "max_tokens": TOKENS, "mode": "generate"}
+        (folder / f"{name}.json").write_text(json.dumps(job))
+    for name, (followed, own) in THEIRS.items():
+        kernels = {"attention_backend": "TRITON_ATTN", "additional_config": {"gdn_prefill_backend": "triton"}}
+        engine = COMMON | {"model": str(folder / "model/dequantised"), "enforce_eager": True} | kernels | own
+        job = {"engine": engine, "prompts": prompts, "mode": "follow", "follow": str(folder / "runs" / followed)}
+        (folder / f"{name}.json").write_text(json.dumps(job))
+
+
+def compared(ours: list[torch.Tensor], theirs: list[torch.Tensor]) -> dict[str, float]:
+    """Return agreement and divergence of two lists of log-probabilities [positions, vocabulary]."""
+    agree, total, divergences, gaps = 0, 0, [], []
+    for mine, upstream in zip(ours, theirs, strict=True):
+        assert mine.shape == upstream.shape, (mine.shape, upstream.shape)
+        p, q = mine.cuda().float(), upstream.cuda().float()
+        divergences.append((p.exp() * (p - q)).sum(-1).clamp(min=0))
+        differs = p.argmax(-1) != q.argmax(-1)
+        agree += int((~differs).sum())
+        total += p.shape[0]
+        best = q.topk(2, dim=-1).values
+        gaps.append((best[:, 0] - best[:, 1])[differs])
+    divergence, gap = torch.cat(divergences), torch.cat(gaps)
+    return {
+        "positions": total,
+        "top_1": agree / total,
+        "mean_kl": float(divergence.mean()),
+        "max_kl": float(divergence.max()),
+        "largest_gap_where_top_1_differs": float(gap.max()) if gap.numel() else 0.0,
+    }
+
+
+def judged(folder: Path, name: str) -> dict[str, Any]:
+    """Return what one of our runs showed: repeats, batches, and its divergence from upstream where that followed it."""
+    runs = folder / "runs"
+    own = json.loads((runs / name / "tokens.json").read_text())
+    against = "upstream_fp8" if name == "e4m3" else "upstream"
+    theirs = json.loads((runs / against / "tokens.json").read_text())
+    found: dict[str, Any] = {
+        "against": against,
+        "same_tokens": sum(mine == other for mine, other in zip(own["sequences"], theirs["sequences"], strict=True)),
+        "three_repeats_equal": all(one == own["repeats"][0] for one in own["repeats"]),
+        "as_alone_in_a_batch": sum(own["together_equal"]),
+        "prompts": len(LENGTHS),
+        "all_ended_by_length": all(one == ["length", TOKENS] for one in own["finish"]),
+        "loaded_s": round(own["times"]["loaded_s"], 1),
+    }
+    logits, followed = (torch.load(runs / each / "logits.pt") for each in (name, against))
+    # Upstream read another run's sequences: only where ours are the same do positions correspond.
+    same = [i for i, ids in enumerate(own["sequences"]) if ids == theirs["sequences"][i]]
+    found |= compared([logits[i] for i in same], [followed[i] for i in same])
+    agrees = found["top_1"] >= TOP_1 and found["mean_kl"] <= MEAN_KL
+    whole = found["three_repeats_equal"] and found["all_ended_by_length"]
+    return found | {"passed": agrees and whole and len(same) >= len(LENGTHS) - 1}
+
+
+def record(folder: Path, file: Path) -> int:
+    """Write the record, print a line for each run, and return 0 where all passed."""
+    import vllm
+
+    from appliance.vllm_plugin.register import source_hash
+    from sm70_kernels import registry
+
+    found = {name: judged(folder, name) for name in OURS}
+    full = file.with_name("full.json")
+    written = {
+        "gpu": torch.cuda.get_device_name(),
+        "vllm": vllm.__version__,
+        "torch": torch.__version__,
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "plugin": source_hash(),
+        "kernels": registry.source_hash(),
+        "limits": {"top_1": TOP_1, "mean_kl": MEAN_KL},
+        "runs": found,
+        "full_size": json.loads(full.read_text()) if full.exists() else None,
+    }
+    file.write_text(json.dumps(written, indent=1) + "\n")
+    for name, one in found.items():
+        same, batch = one["same_tokens"], one["as_alone_in_a_batch"]
+        print(
+            f"{name:14} top-1 {one['top_1']:.4f}  KL {one['mean_kl']:.2e}  same tokens {same}/{len(LENGTHS)}"
+            f"  batch {batch}/{len(LENGTHS)}  {'ok' if one['passed'] else 'FAILED'}"
+        )
+    return 0 if all(one["passed"] for one in found.values()) else 1
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "jobs":
+        write_jobs(Path(sys.argv[2]))
+    else:
+        sys.exit(record(Path(sys.argv[2]), Path(sys.argv[3])))
