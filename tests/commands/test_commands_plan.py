@@ -29,6 +29,7 @@ def bare(monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.delenv(name)
 
 
+@pytest.mark.usefixtures("complete_build")
 def test_json_is_the_plan(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["plan", *FOUR, "--json", "--port", "8100", "--", "--max-num-seqs", "2"]) == 0
     plan = json.loads(capsys.readouterr().out)
@@ -39,6 +40,7 @@ def test_json_is_the_plan(capsys: pytest.CaptureFixture[str]) -> None:
     assert plan["settings"].keys() == SETTINGS.keys()
 
 
+@pytest.mark.usefixtures("complete_build")
 def test_text_has_every_value_with_its_source(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
