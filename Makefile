@@ -21,7 +21,7 @@ CHECK_READY := $(CHECK_VENV)/.ready
 WORKERS ?= 2
 HOST_PYTHON = $(shell test -x $(BIN)/python && echo $(BIN)/python || echo $(PYTHON))
 
-.PHONY: help serve up down logs image image-sidecar base-image sbom check test test-image lint bench kernels gpu-test lock clean
+.PHONY: help serve up down logs image image-sidecar base-image sbom check test test-image lint bench kernels gpu-test gpu-engine-test lock clean
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
 
@@ -82,6 +82,10 @@ kernels: $(READY) ## Build every registered kernel into build/kernels (ARGS="--j
 gpu-test: ## Prove the kernels on this machine's GPU and record it in verification/ (GPU_PYTHON=python3)
 	@PYTHON=$(GPU_PYTHON) tests/gpu/run.sh build/gpu
 	@mkdir -p verification && cp build/gpu/gpu.json verification/ && cp build/gpu/benchmark.json verification/gpu_benchmark.json
+
+gpu-engine-test: ## Compare the plugin's engine with upstream's on one large GPU (GPU_PYTHON with vLLM; ARGS=full)
+	@PYTHON=$(GPU_PYTHON) SM70_KERNELS_DIR=$(CURDIR)/build/kernels tests/gpu/engine/run.sh build/gpu-engine $(ARGS)
+	@mkdir -p verification && cp build/gpu-engine/engine.json verification/
 
 $(READY): $(LOCK) config/requirements/bootstrap.txt pyproject.toml
 	@config/requirements/setup.sh "$(PYTHON)" "$(VENV)" "$(ENGINE)"
