@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     Put = Callable[..., None]
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("complete_build")]
 
 HOSTILE = "<script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">"
 
