@@ -204,6 +204,7 @@ def test_the_server_answers_and_tells_its_routes(tiny: Path, tmp_path: Path) -> 
         tiny,
         tmp_path,
         "--max-num-seqs=2",
+        "--middleware=appliance.vllm_plugin.server.acceleration_endpoint.AccelerationEndpoint",
         "--limit-mm-per-prompt",
         '{"image": 0, "video": 0}',
         APPLIANCE_VLLM_PLATFORM="sm70-reference",
