@@ -46,7 +46,8 @@ class Address:
 
     def curl(self) -> str:
         """A command that asks the model something, to be pasted into a shell."""
-        question = {"role": "user", "content": "What is the capital of France?"}
+        # Its first token leads by a whole nat in bfloat16 and float32: no processor answers the small model otherwise.
+        question = {"role": "user", "content": "Name the capital of France."}
         body = {"model": self.model, "messages": [question], "max_tokens": 256, "temperature": 0}
         words = ["curl", *(["--insecure"] if self.tls else []), f"{self.url}/v1/chat/completions"]
         headers = ["-H 'Content-Type: application/json'"]

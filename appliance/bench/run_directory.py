@@ -6,8 +6,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from appliance import paths, rundir
-from appliance.acceleration import report
-from appliance.acceleration.routes import ROUTES
+from appliance.acceleration import report, routes
 from appliance.launch.request import Request
 from appliance.launch.resolve import resolve
 from appliance.rundir.heartbeat import Heartbeat
@@ -26,16 +25,21 @@ def write_ready(folder: Path) -> None:
         rundir.write(folder, name, record)
 
 
-@cache
 def plan() -> dict[str, Any]:
     """Return the plan that the recorded `MACHINE` gets when nobody sets anything."""
+    return _plan(routes.NOT_BUILT)
+
+
+@cache
+def _plan(not_built: frozenset[str]) -> dict[str, Any]:
+    """Return the plan of a build that lacks the operators `not_built`, which decide what profile is chosen."""
     machine = recorded.load(paths.TOPOLOGIES / f"{MACHINE}.json")
     return resolve(Request({}, (), {}, machine, paths.ROOT)).to_json()
 
 
 def ready(now: float) -> dict[str, dict[str, Any]]:
     """Return the records by file name; `now` is on rundir.clock()."""
-    states = {name: report.RouteState("enabled") for name in ROUTES}
+    states = {name: report.RouteState("enabled") for name in routes.ROUTES}
     return {
         rundir.PLAN: plan(),
         rundir.ACCELERATION: report.report(plan()["profile"], plan()["expected_acceleration"], states),

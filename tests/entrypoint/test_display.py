@@ -51,7 +51,7 @@ def test_once_ready_it_says_how_to_use_it_and_then_no_more() -> None:
     assert lines.update(record("ready", 138.4), 140.0) == [
         "ready after 38 s: small at http://127.0.0.1:8000/v1 (listening on all addresses, 0.0.0.0)",
         "try it: curl http://127.0.0.1:8000/v1/chat/completions -H 'Content-Type: application/json' -d "
-        """'{"model": "small", "messages": [{"role": "user", "content": "What is the capital of France?"}], """
+        """'{"model": "small", "messages": [{"role": "user", "content": "Name the capital of France."}], """
         """"max_tokens": 256, "temperature": 0}'""",
         "status: http://127.0.0.1:8001/health/ready, or `appliance probe ready`",
     ]

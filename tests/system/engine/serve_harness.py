@@ -120,5 +120,5 @@ class Server:
 
 
 def body(tokens: int, **options: Any) -> dict[str, Any]:
-    question = {"role": "user", "content": "What is the capital of France?"}
+    question = {"role": "user", "content": "Name the capital of France."}
     return {"model": MODEL, "messages": [question], "max_tokens": tokens, "temperature": 0, **options}
