@@ -21,9 +21,9 @@ import torch
 from sm70_kernels.build import store
 from sm70_kernels.cases import cases as cases_of
 from sm70_kernels.launch import launcher
-from sm70_kernels.proof.prove import exact, relative_error
+from sm70_kernels.proof.prove import relative_error
 from sm70_kernels.proof.sanitizer import announcement
-from sm70_kernels.proof.subject import Subject, as_tuple, copied, subjects
+from sm70_kernels.proof.subject import Subject, copied, subjects
 
 if TYPE_CHECKING:
     from sm70_kernels.cases import Case
@@ -71,9 +71,9 @@ def failed(subject: Subject, case: Case) -> str:
 
 def _failed(subject: Subject, case: Case) -> str:
     arguments = subject.inputs(case, CPU)
-    results = as_tuple(subject.run(*(copied(each, GPU) for each in arguments)))
+    results = subject.results([copied(each, GPU) for each in arguments])
     torch.cuda.synchronize()
-    wanted = as_tuple(subject.reference(*map(exact, arguments)))
+    wanted = subject.wanted(arguments)
     error = max(relative_error(out.to(CPU), right) for out, right in zip(results, wanted, strict=True))
     return "" if error <= subject.gate else f"{case.name}: relative error {error:.2e}"
 
