@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 LIBRARY = torch.library.Library("sm70", "FRAGMENT")
 
 _KERNELS: set[str] = set()
+_AWAITING: set[str] = set()
+_TRIED: set[str] = set()
 
 
 def register(
@@ -21,29 +23,52 @@ def register(
     cpu: Callable[..., Any],
     fake: Callable[..., Any],
     mutates: tuple[str, ...] = (),
+    awaits_gpu: bool = False,
 ) -> None:
     """Register `NAME(arguments) -> results` with its three implementations.
 
     `fake` gives empty tensors of the results' shapes and types. All results are new and packed. `mutates` names the
     arguments that the operator changes, in the schema's order; the schema must mark just these, `Tensor(a!) name`, or
     AssertionError is raised: torch.compile treats all others as unchanged. With `cuda=None` no kernel
-    exists: the operator's CPU implementation, plain torch, runs on CUDA too, and `has_kernel` says no.
+    exists: the operator's CPU implementation, plain torch, runs on CUDA too, and `has_kernel` says no. The same holds
+    with `awaits_gpu`, until `try_awaiting`: a kernel that no GPU has run serves nobody.
     """
     name = schema.partition("(")[0]
     parsed = torch._C.parse_schema(schema)
     marked = tuple(each.name for each in parsed.arguments if each.alias_info is not None and each.alias_info.is_write)
     assert marked == mutates, f"sm70.{name} is said to change {mutates}, and its schema marks {marked}"
     LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
-    LIBRARY.impl(name, cpu if cuda is None else cuda, "CUDA")
+    if cuda is not None and awaits_gpu:
+        _AWAITING.add(name)
+        LIBRARY.impl(name, _awaiting(name, cuda, cpu), "CUDA")
+    else:
+        LIBRARY.impl(name, cuda or cpu, "CUDA")
     LIBRARY.impl(name, cpu, "CPU")
     torch.library.register_fake(f"sm70::{name}", fake, lib=LIBRARY)
-    if cuda is not None:
+    if cuda is not None and not awaits_gpu:
         _KERNELS.add(name)
 
 
+def _awaiting(name: str, cuda: Callable[..., Any], cpu: Callable[..., Any]) -> Callable[..., Any]:
+    def run(*arguments: object) -> object:
+        return (cuda if name in _TRIED else cpu)(*arguments)
+
+    return run
+
+
 def has_kernel(name: str) -> bool:
-    """Say whether `torch.ops.sm70.NAME` is registered with a kernel of ours, not only with its reference."""
+    """Say whether `torch.ops.sm70.NAME` runs a kernel of ours, one that a GPU has proven, and not its reference."""
     return name in _KERNELS
+
+
+def awaiting() -> frozenset[str]:
+    """Return the operators, of those imported, whose kernel no GPU has run yet."""
+    return frozenset(_AWAITING)
+
+
+def try_awaiting() -> None:
+    """Let the operators whose kernel awaits a GPU run it in this process: for the GPU suite, and nobody else."""
+    _TRIED.update(_AWAITING)
 
 
 def like_first(x: torch.Tensor, *_: object) -> torch.Tensor:

@@ -24,6 +24,7 @@ from sm70_kernels.launch import launcher
 from sm70_kernels.proof.prove import relative_error
 from sm70_kernels.proof.sanitizer import announcement
 from sm70_kernels.proof.subject import Subject, copied, subjects
+from sm70_kernels.torch_library import try_awaiting
 
 if TYPE_CHECKING:
     from sm70_kernels.cases import Case
@@ -82,7 +83,9 @@ def main() -> int:
     """Run the chosen cases while time lasts. Returns 1 when a result is wrong."""
     start, limit = time.monotonic(), float(sys.argv[1])
     announce_launches()
-    every = [each for name, each in subjects().items() if name in sys.argv[2:] or len(sys.argv) == 2]
+    every_subject = subjects()
+    try_awaiting()
+    every = [each for name, each in every_subject.items() if name in sys.argv[2:] or len(sys.argv) == 2]
     turns = itertools.zip_longest(*([(subject, case) for case in chosen(subject)] for subject in every))
     work = [pair for turn in turns for pair in turn if pair is not None]
     done, wrong = 0, []
