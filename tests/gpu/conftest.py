@@ -87,10 +87,10 @@ def findings(request: pytest.FixtureRequest) -> Findings:
 @pytest.fixture(autouse=True, scope="session")
 def awaiting_kernels() -> None:
     """Run the kernels that no GPU has run yet: this suite is what they await."""
-    from sm70_kernels import families, torch_library
+    from sm70_kernels import dispatch, families
 
     list(families.modules("operator"))
-    torch_library.try_awaiting()
+    dispatch.try_awaiting()
 
 
 @pytest.fixture(autouse=True)
