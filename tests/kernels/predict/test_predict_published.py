@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
     from sm70_kernels.predict.prediction import Prediction
 
+pytestmark = pytest.mark.needs("engine")
+
 Format = Literal[4, 8]
 
 BATCH: dict[Format, int] = {4: 8, 8: 4}

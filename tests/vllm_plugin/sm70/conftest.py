@@ -8,11 +8,12 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
-import torch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
+
+    import torch
 
     from tests.vllm_plugin.sm70.synthetic_checkpoint import Checkpoint
 
@@ -35,6 +36,7 @@ def gloo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 @pytest.fixture
 def sm70(gloo: None) -> Iterator[None]:
     """Our layers registered, for one test."""
+    import torch
     from vllm.model_executor import custom_op, model_loader
     from vllm.model_executor.layers import quantization
 
