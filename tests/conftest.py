@@ -12,7 +12,7 @@ from xdist.scheduler import LoadScopeScheduling
 from tests.requirement import ENGINE_PACKAGES, required
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Generator, Iterable
     from pathlib import Path
 
     from xdist.remote import Producer
@@ -35,10 +35,15 @@ class NeedyModule(pytest.Module):
         try:
             return super().collect()
         except self.CollectError as error:
-            cause = error.__cause__
-            if isinstance(cause, ModuleNotFoundError) and (cause.name or "").partition(".")[0] in ENGINE_PACKAGES:
-                required("engine")
+            if isinstance(error.__cause__, ModuleNotFoundError):
+                _missed(error.__cause__)
             raise
+
+
+def _missed(error: ModuleNotFoundError) -> None:
+    """Need an engine where `error` missed one of its packages."""
+    if (error.name or "").partition(".")[0] in ENGINE_PACKAGES:
+        required("engine")
 
 
 def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Module:
@@ -47,11 +52,27 @@ def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> 
     return module
 
 
-def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skip or fail a test whose marker `needs` names what is not here."""
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_setup(item: pytest.Item) -> Generator[None, object, object]:
+    """Skip or fail a test whose marker `needs` names what is not here, or whose fixture imports it."""
     for marker in item.iter_markers("needs"):
         for need in marker.args:
             required(need)
+    try:
+        return (yield)
+    except ModuleNotFoundError as error:
+        _missed(error)
+        raise
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
+    """Do the same for a test that imports a package of an engine while it runs."""
+    try:
+        return (yield)
+    except ModuleNotFoundError as error:
+        _missed(error)
+        raise
 
 
 class OneEngineAtATime(LoadScopeScheduling):  # type: ignore[misc]  # xdist has no types

@@ -63,7 +63,8 @@ def _collected(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, promise: str, module: str
 ) -> pytest.RunResult:
     monkeypatch.setenv(requirement.PROMISE, promise)
-    pytester.makeconftest("from tests.conftest import pytest_pycollect_makemodule, pytest_runtest_setup")
+    hooks = "pytest_pycollect_makemodule, pytest_runtest_call, pytest_runtest_setup"
+    pytester.makeconftest(f"from tests.conftest import {hooks}")
     pytester.makeini(f"[pytest]\npythonpath = {ROOT}\nmarkers =\n    needs: as in this repository\n")
     pytester.makepyfile(module)
     return pytester.runpytest_inprocess("-rs", "-p", "no:cacheprovider", "-p", "no:xdist")
@@ -71,9 +72,11 @@ def _collected(
 
 IMPORTS = "from vllm.nothing_of_that_name import X\ndef test_it(): pass"
 MARKED = "import pytest\n@pytest.mark.needs('engine')\ndef test_it(): pass"
+LATE = "def test_it():\n    from vllm.nothing_of_that_name import X"
+FIXTURE = "import pytest\n@pytest.fixture\ndef x():\n    import vllm\ndef test_it(x): pass"
 
 
-@pytest.mark.parametrize("module", [IMPORTS, MARKED])
+@pytest.mark.parametrize("module", [IMPORTS, MARKED, LATE, FIXTURE])
 def test_a_test_that_needs_an_engine_is_skipped_with_the_reason(
     pytester: pytest.Pytester, no_engine: pytest.MonkeyPatch, module: str
 ) -> None:
@@ -83,7 +86,7 @@ def test_a_test_that_needs_an_engine_is_skipped_with_the_reason(
     result.stdout.fnmatch_lines(["SKIPPED*no vllm and no cuda here*"])
 
 
-@pytest.mark.parametrize("module", [IMPORTS, MARKED])
+@pytest.mark.parametrize("module", [IMPORTS, MARKED, LATE, FIXTURE])
 def test_a_test_that_needs_an_engine_fails_where_one_was_promised(
     pytester: pytest.Pytester, no_engine: pytest.MonkeyPatch, module: str
 ) -> None:
