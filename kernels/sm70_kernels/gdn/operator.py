@@ -271,4 +271,6 @@ for _schema, _kernel, _operator in (
         _gdn_verify,
     ),
 ):
-    register(_schema, cuda=_kernel, cpu=_operator, fake=_nothing, mutates=("conv_state", "ssm_state", "out"))
+    register(
+        _schema, cuda=_kernel, cpu=_operator, fake=_nothing, mutates=("conv_state", "ssm_state", "out"), awaits_gpu=True
+    )

@@ -14,6 +14,7 @@ DECODE = Kernel(
     entry="gdn_decode",
     params="PPPPPPPPPPPiiiiqqqqqq",
     constants=("THREADS", "COLUMNS"),
+    awaits_gpu=True,
 )
 
 HEAD = qwen38.GDN_HEAD
