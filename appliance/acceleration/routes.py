@@ -35,7 +35,9 @@ NOT_BUILT = frozenset(
         "prefix_tail_copy",
     }
 )
-"""The operators that routes name and no module of sm70_kernels defines yet; whoever adds one takes its name out."""
+"""What routes name and this build cannot serve: no module of sm70_kernels defines it, or no GPU has run its kernel.
+
+Whoever adds or proves one takes its name out."""
 
 
 @dataclass(frozen=True)
