@@ -21,6 +21,9 @@ REFERENCE = "reference"
 Counts = dict[tuple[str, str], list[int]]
 """Calls and rows by operator and provider. Rows are the first dimension of the operator's first tensor."""
 
+AWAITING: set[str] = set()
+"""Operators, of those registered, whose kernel no GPU has run yet: they run their references."""
+
 _REFERENCES: set[str] = set()
 
 
@@ -71,6 +74,11 @@ def use_references(operators: Iterable[str]) -> None:
     _REFERENCES.update(operators)
 
 
+def try_awaiting() -> None:
+    """Let operators whose kernel awaits a GPU run it in this process: for the GPU suite, and nobody else."""
+    AWAITING.clear()
+
+
 def on_cuda(
     name: str, kernel: Callable[..., Any], reference: Callable[..., Any], counts_itself: bool
 ) -> Callable[..., Any]:
@@ -79,7 +87,7 @@ def on_cuda(
     plain, key = by_reference(name, reference), (name, KERNEL)
 
     def run(*arguments: Any) -> Any:  # noqa: ANN401 - an operator's results
-        if name in _REFERENCES:
+        if name in _REFERENCES or name in AWAITING:
             return plain(*arguments)
         if not counts_itself:
             entry = _NOW.counts.get(key)

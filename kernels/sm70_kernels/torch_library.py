@@ -24,14 +24,16 @@ def register(
     fake: Callable[..., Any],
     mutates: tuple[str, ...] = (),
     counts_itself: bool = False,
+    awaits_gpu: bool = False,
 ) -> None:
     """Register `NAME(arguments) -> results` with its three implementations.
 
     `fake` gives empty tensors of the results' shapes and types. All results are new and packed. `mutates` names the
     arguments that the operator changes, in the schema's order; the schema must mark just these, `Tensor(a!) name`, or
     AssertionError is raised: torch.compile treats all others as unchanged. With `cuda=None` no kernel
-    exists: the operator's CPU implementation, plain torch, runs on CUDA too, and `has_kernel` says no. Calls are
-    counted (`sm70_kernels.dispatch`), those of the kernel by `cuda` where it `counts_itself`.
+    exists: the operator's CPU implementation, plain torch, runs on CUDA too, and `has_kernel` says no. The same holds
+    with `awaits_gpu`, until `dispatch.try_awaiting`: a kernel that no GPU has run serves nobody. Calls are counted
+    (`sm70_kernels.dispatch`), those of the kernel by `cuda` where it `counts_itself`.
     """
     name = schema.partition("(")[0]
     parsed = torch._C.parse_schema(schema)
@@ -43,11 +45,11 @@ def register(
     LIBRARY.impl(name, plain, "CPU")
     torch.library.register_fake(f"sm70::{name}", fake, lib=LIBRARY)
     if cuda is not None:
-        _KERNELS.add(name)
+        (dispatch.AWAITING if awaits_gpu else _KERNELS).add(name)
 
 
 def has_kernel(name: str) -> bool:
-    """Say whether `torch.ops.sm70.NAME` is registered with a kernel of ours, not only with its reference."""
+    """Say whether `torch.ops.sm70.NAME` runs a kernel of ours, one that a GPU has proven, and not its reference."""
     return name in _KERNELS
 
 

@@ -79,7 +79,7 @@ def settle(config: Any, rank: int, group: tactics.Group) -> Settled:  # noqa: AN
         return Settled(states, None)
     reporter = RankReporter(run_dir, rank, own, kernel_build.hashes())
     if rank == 0:
-        rank_report.publish(run_dir, plan.profile or "none", expected, dict(enumerate(every)))
+        rank_report.publish(run_dir, plan.profile or "none", expected, dict(enumerate(every)), plan.rehearsal)
     try:
         routes.require(states, expected, os.environ)
     except RequirementError as error:

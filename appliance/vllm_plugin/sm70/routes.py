@@ -214,7 +214,7 @@ def before_load(
     states = {name: _before_load(route) for name, route in ROUTES.items()}
     states["compile_graph"] = _compile_graph(plan)
     states["compile_cache"] = compile_cache(environment, cache)
-    return report.report(profile, plan.expected_acceleration or (), states)
+    return report.report(profile, plan.expected_acceleration or (), states, plan.rehearsal)
 
 
 def _before_load(route: Route) -> RouteState:

@@ -63,9 +63,8 @@ def test_an_operator_is_legal_for_torch_compile(name: str) -> None:
         assert torch.equal(eager[changed], traced[changed])
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_an_operator_has_no_kernel_yet(name: str) -> None:
-    assert not has_kernel(name)
+def test_which_operators_have_a_kernel() -> None:
+    assert [name for name in NAMES if has_kernel(name)] == ["gdn_decode"]
     assert not has_kernel("no_such_operator")
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -17,10 +17,14 @@ PARAMETERS = 0x160
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """What a block sees: its place in the grid, the constant banks (0 has the parameters), and what atomics answer."""
+    """What a block sees: its place in the grid, the constant banks (0 has the parameters), and what atomics answer.
+
+    `contents` are the known first bytes of a buffer, by the number of its parameter.
+    """
 
     block: tuple[int, int, int]
     grid: tuple[int, int, int]
     threads: tuple[int, int, int]
     banks: Mapping[int, bytes]
     atomic: int | None = None
+    contents: Mapping[int, bytes] = field(default_factory=dict)
