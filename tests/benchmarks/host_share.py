@@ -5,8 +5,8 @@
 `execute_model` and `sample_tokens` step by step once every request is decoding. Ours is the time in functions of
 `appliance` and `sm70_kernels`, and in what they call of torch, numpy and Python (`profile_share.py`). The operators are
 replaced by stand-ins that compute nothing, because on a CPU they would be plain torch; what a launch costs on a GPU is
-not in the figure. Times are the processor's for this thread; what profiling adds to a call is measured on an empty
-function and taken off.
+not in the figure. Times are the processor's for this thread. Every other step is not profiled: a profile says what part
+of a step is ours, and the steps without one how long a step is.
 
 Two figures: with every layer's Python, as in an eager step, and without the model's forward, as where one CUDA graph is
 replayed for it.
@@ -50,6 +50,8 @@ class Figure:
 
     name: str
     steps: int
+    step_ms: float
+    """The worker's whole part of a step, the stand-ins' included."""
     median_ms: float
     max_ms: float
     limit_ms: float
@@ -68,14 +70,15 @@ def kind(file: str) -> Kind:
     return "theirs" if "/vllm/" in file or file == __file__ else "neither"
 
 
-def figure(name: str, steps: Sequence[dict[str, float]]) -> Figure:
-    """Return the figure of steps, each with seconds of ours by function."""
-    totals = [sum(step.values()) * 1e3 for step in steps]
+def figure(name: str, steps: Sequence[dict[str, float]], seconds: Sequence[float]) -> Figure:
+    """Return the figure of profiled steps, each with the part of ours by function, and the seconds of others."""
+    step_ms = 1e3 * statistics.median(seconds)
+    totals = [sum(step.values()) * step_ms for step in steps]
     functions: Counter[str] = Counter()
     for step in steps:
         functions.update(step)
-    mean = {_short(label): 1e3 * seconds / len(steps) for label, seconds in functions.most_common(SHOWN)}
-    return Figure(name, len(steps), statistics.median(totals), max(totals), LIMIT_MS, mean)
+    mean = {_short(label): part * step_ms / len(steps) for label, part in functions.most_common(SHOWN)}
+    return Figure(name, len(steps), step_ms, statistics.median(totals), max(totals), LIMIT_MS, mean)
 
 
 def _short(label: str) -> str:
@@ -88,15 +91,24 @@ class Profiler:
     def __init__(self) -> None:
         self.on = False
         self.without_forward = False
+        self.seconds: list[float] = []
+        self._taken = 0.0
         self.steps: list[dict[str, float]] = []
         self.cost = profiling_cost(time.thread_time)
         self._profile: cProfile.Profile | None = None
 
+    def begin(self, without_forward: bool) -> None:
+        """Begin a figure, with the model's forward or without."""
+        self.without_forward = without_forward
+        self.steps, self.seconds, self._taken = [], [], 0.0
+
     @contextmanager
     def call(self) -> Iterator[None]:
-        """Profile one call of the worker; the first of a step begins it."""
+        """Profile or time one call of the worker; the first of a step begins it."""
         if not self.on:
+            began = time.thread_time()
             yield
+            self._taken += time.thread_time() - began
             return
         # Processor time of this thread: on a busy machine others run in between.
         self._profile = self._profile or cProfile.Profile(time.thread_time)
@@ -109,12 +121,16 @@ class Profiler:
     @contextmanager
     def forward(self) -> Iterator[None]:
         """Leave the model's forward out, where that is asked for."""
-        out = self._profile if self.on and self.without_forward else None
+        if not self.without_forward:
+            yield
+            return
+        out, began = self._profile, time.thread_time()
         if out:
             out.disable()
         try:
             yield
         finally:
+            self._taken -= time.thread_time() - began
             if out:
                 out.enable()
 
@@ -122,7 +138,9 @@ class Profiler:
         """Take what the step has come to."""
         if self._profile is not None:
             self.steps.append(shares(self._profile.getstats(), kind, self.cost))
-            self._profile = None
+        else:
+            self.seconds.append(self._taken)
+        self._profile, self._taken = None, 0.0
 
 
 def wrap(profiler: Profiler) -> None:
@@ -212,7 +230,7 @@ def measure(folder: Path, sequences: int, steps: int) -> list[Figure]:
     library = torch.library.Library("sm70", "IMPL")
     stand_in(library)
     try:
-        wanted = SamplingParams(temperature=0, max_tokens=WARM_UP + 2 * steps + 8, ignore_eos=True)
+        wanted = SamplingParams(temperature=0, max_tokens=WARM_UP + 4 * steps + 8, ignore_eos=True)
         for number in range(sequences):
             prompt = [(number + 7 * i) % 250 for i in range(PROMPT)]
             engine.add_request(str(number), {"prompt_token_ids": prompt}, wanted)
@@ -220,12 +238,13 @@ def measure(folder: Path, sequences: int, steps: int) -> list[Figure]:
             engine.step()
         found = []
         for name, without in (("eager step", False), ("step that replays a graph", True)):
-            profiler.on, profiler.without_forward, profiler.steps = True, without, []
-            for _ in range(steps):
+            profiler.begin(without)
+            for number in range(2 * steps):
+                profiler.on = bool(number % 2)
                 engine.step()
                 profiler.end_step()
             profiler.on = False
-            found.append(figure(name, profiler.steps))
+            found.append(figure(name, profiler.steps, profiler.seconds))
         return found
     finally:
         engine.engine_core.shutdown()
@@ -238,8 +257,8 @@ def text(figures: Sequence[Figure], sequences: int) -> str:
     for each in figures:
         word = "" if each.within else "  over"
         lines.append(
-            f"  {each.name}: median {each.median_ms:.3f} ms, max {each.max_ms:.3f} ms over {each.steps} steps; limit "
-            f"{each.limit_ms:g} ms{word}"
+            f"  {each.name}: median {each.median_ms:.3f} ms, max {each.max_ms:.3f} ms of {each.step_ms:.3f} ms, over "
+            f"{each.steps} steps; limit {each.limit_ms:g} ms{word}"
         )
         lines += [f"      {ms:.3f} ms  {label}" for label, ms in each.functions.items()]
     return "\n".join(lines)

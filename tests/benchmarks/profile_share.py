@@ -1,4 +1,4 @@
-"""How much of a profile is ours: the time in our functions, and in what they call of torch, numpy and Python itself.
+"""What part of a profile is ours: the time in our functions, and in what they call of torch, numpy and Python itself.
 
 A function of vLLM that ours calls is vLLM's time, with all below it, until it calls one of ours again. A function that
 is neither counts to us by the part of it that ours called, directly or through others of its kind.
@@ -20,7 +20,7 @@ ROUNDS = 30
 
 
 def shares(stats: Iterable[Any], kind: Callable[[str], Kind], cost: float = 0.0) -> dict[str, float]:
-    """Return seconds of ours by function, as `FILE:LINE NAME`, from `cProfile.Profile.getstats()`.
+    """Return the part of ours by function, as `FILE:LINE NAME`, from `cProfile.Profile.getstats()`; 1 is the whole.
 
     `kind` is asked for a function's file, empty for one that is built in. `cost` is what profiling a call adds to it
     and its caller, in seconds; it is taken off.
@@ -41,9 +41,11 @@ def shares(stats: Iterable[Any], kind: Callable[[str], Kind], cost: float = 0.0)
             if whole:
                 part[key] = sum(time * part[caller] for caller, time in callers[key]) / whole
     found: dict[str, float] = {}
-    for key, entry in entries.items():
-        if time := max(entry.inlinetime - cost * entry.callcount, 0.0) * part[key]:
-            found[_label(key)] = found.get(_label(key), 0.0) + time
+    times = {key: max(entry.inlinetime - cost * entry.callcount, 0.0) for key, entry in entries.items()}
+    whole = sum(times.values())
+    for key, time in times.items():
+        if time * part[key]:
+            found[_label(key)] = found.get(_label(key), 0.0) + time * part[key] / whole
     return found
 
 
