@@ -100,6 +100,13 @@ def pack_channels(weight: torch.Tensor, scale: torch.Tensor, gated: bool) -> Pac
     return pack_channels(weight, scale, gated)
 
 
+def workspace_bytes() -> int:
+    """Return the bytes that the dense operators' workspaces take in this process."""
+    from sm70_kernels.dense.operator import workspace_bytes
+
+    return workspace_bytes()
+
+
 @cache
 def reserve_workspace(device: torch.device) -> None:
     """Take the memory in which the dense operators expand weights for many rows, so that it is counted at load."""

@@ -57,6 +57,11 @@ def reserve_workspace(device: torch.device) -> torch.Tensor:
         return _WORKSPACES[place]
 
 
+def workspace_bytes() -> int:
+    """Return the bytes of all workspaces of this process."""
+    return sum(each.nbytes for each in _WORKSPACES.values())
+
+
 def native(
     x: torch.Tensor,
     weight: torch.Tensor,
