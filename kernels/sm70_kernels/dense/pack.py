@@ -57,7 +57,8 @@ def pack_blocks(
     `weight` is float8_e4m3fn [N, K] with y = x · (weight · scale)ᵀ, on any device; `scale` is [⌈N / 128⌉, ⌈K / 128⌉]. A
     gated layer has the rows of its gate, then those of up, and each half its own rows of scales. `split` counts the
     ranks that share the layer along N and along K, (1, 1) for a whole layer and for a part that is known to begin where
-    blocks begin: a shard is to be whole blocks, because a rank after the first would begin inside one. Raises ValueError, one line, for what cannot be packed.
+    blocks begin: a shard is to be whole blocks, because a rank after the first would begin inside one. Raises
+    ValueError, one line, for what cannot be packed.
     """
     n, k, halves = _checked(weight, gated)
     for axis, size, ranks in (("N", n, split[0]), ("K", k, split[1])):

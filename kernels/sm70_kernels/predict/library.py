@@ -14,7 +14,7 @@ from sm70_kernels.predict.constants import Constants, Corner, constants
 
 NAME = "cublas_fp16"
 
-PASS_NAME = "torch_elementwise"
+ELEMENTWISE = "torch_elementwise"
 
 HALF = 2
 SINGLE = 4
@@ -60,7 +60,7 @@ class Pass:
     @property
     def name(self) -> str:
         """The kernel's."""
-        return PASS_NAME
+        return ELEMENTWISE
 
     @property
     def products(self) -> int:
