@@ -84,6 +84,15 @@ def findings(request: pytest.FixtureRequest) -> Findings:
     return request.config.stash[FINDINGS]
 
 
+@pytest.fixture(autouse=True, scope="session")
+def awaiting_kernels() -> None:
+    """Run the kernels that no GPU has run yet: this suite is what they await."""
+    from sm70_kernels import dispatch, families
+
+    list(families.modules("operator"))
+    dispatch.try_awaiting()
+
+
 @pytest.fixture(autouse=True)
 def launched(request: pytest.FixtureRequest) -> Iterator[None]:
     """After each test, note which specialisations have been launched."""

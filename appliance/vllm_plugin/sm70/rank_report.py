@@ -65,7 +65,11 @@ def refusal(run_dir: Path) -> str | None:
 
 
 def publish(
-    run_dir: Path, profile: str, expected: Iterable[str], ranks: Mapping[int, Mapping[str, RouteState]]
+    run_dir: Path,
+    profile: str,
+    expected: Iterable[str],
+    ranks: Mapping[int, Mapping[str, RouteState]],
+    rehearsal: str | None = None,
 ) -> dict[str, Any]:
     """Write acceleration.json out of the states of all ranks, once they have decided; rank 0 does. Raises OSError.
 
@@ -76,7 +80,7 @@ def publish(
         for rank, states in ranks.items()
     }
     first = ranks[min(ranks)]
-    whole = gathered(report.report(profile, expected, dict(first)), told, len(ranks))
+    whole = gathered(report.report(profile, expected, dict(first), rehearsal), told, len(ranks))
     written = {name: value for name, value in whole.items() if name not in ("ranks", "missing_ranks", "kernel_builds")}
     for route in written["routes"].values():
         route["details"].pop("ranks", None)
