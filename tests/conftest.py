@@ -76,10 +76,18 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
 
 
 class OneEngineAtATime(LoadScopeScheduling):  # type: ignore[misc]  # xdist has no types
-    """One worker runs all that starts engines and containers, in order; the others take the rest file by file."""
+    """One worker runs all that starts engines and containers, in order; the others take the rest file by file.
+
+    It begins with them, since they take longer than everything else: begun later, they would leave the others idle.
+    """
 
     def _split_scope(self, nodeid: str) -> str:
         return "engines" if nodeid.startswith(ENGINES) else nodeid.partition("::")[0]
+
+    def _assign_work_unit(self, node: Any) -> None:
+        if "engines" in self.workqueue:
+            self.workqueue.move_to_end("engines", last=False)
+        super()._assign_work_unit(node)
 
 
 def pytest_configure() -> None:
