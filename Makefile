@@ -21,7 +21,7 @@ CHECK_READY := $(CHECK_VENV)/.ready
 WORKERS ?= 2
 HOST_PYTHON = $(shell test -x $(BIN)/python && echo $(BIN)/python || echo $(PYTHON))
 
-.PHONY: help serve up down logs image image-sidecar base-image sbom check test test-image lint bench kernels gpu-test gpu-engine-test lock clean
+.PHONY: help serve up down logs image image-sidecar base-image sbom check test test-image lint bench bench-host kernels gpu-test gpu-engine-test lock clean
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
 
@@ -74,6 +74,9 @@ lint: $(READY) ## ruff and mypy, warnings are errors
 
 bench: $(READY) ## Time the control plane: decisions under 0.4 s, probes under 0.1 s, the sidecar's p99 and memory
 	@$(BIN)/python -m appliance.bench.control_plane $(ARGS)
+
+bench-host: $(READY) ## Time the Python of ours in a decode step of the tiny model on the CPU engine: at most 1 ms
+	@$(BIN)/python -m tests.benchmarks.host_share $(ARGS)
 
 kernels: $(READY) ## Build every registered kernel into build/kernels (ARGS="--jobs 2")
 	@$(BIN)/python -m sm70_kernels.build --out build/kernels $(ARGS)

@@ -84,12 +84,18 @@ def on_cuda(
 ) -> Callable[..., Any]:
     """Return an operator's implementation for CUDA: its kernel, unless the reference is to serve."""
 
+    plain, key = by_reference(name, reference), (name, KERNEL)
+
     def run(*arguments: Any) -> Any:  # noqa: ANN401 - an operator's results
         if name in _REFERENCES or name in AWAITING:
-            count(name, REFERENCE, arguments[0].shape[0])
-            return reference(*arguments)
+            return plain(*arguments)
         if not counts_itself:
-            count(name, KERNEL, arguments[0].shape[0])
+            entry = _NOW.counts.get(key)
+            if entry is None:
+                count(name, KERNEL, arguments[0].size(0))
+            else:
+                entry[0] += 1
+                entry[1] += arguments[0].size(0)
         return kernel(*arguments)
 
     return run
@@ -98,8 +104,15 @@ def on_cuda(
 def by_reference(name: str, reference: Callable[..., Any]) -> Callable[..., Any]:
     """Return an operator's implementation where there is no kernel."""
 
+    key = (name, REFERENCE)
+
     def run(*arguments: Any) -> Any:  # noqa: ANN401 - an operator's results
-        count(name, REFERENCE, arguments[0].shape[0])
+        entry = _NOW.counts.get(key)
+        if entry is None:
+            count(name, REFERENCE, arguments[0].size(0))
+        else:
+            entry[0] += 1
+            entry[1] += arguments[0].size(0)
         return reference(*arguments)
 
     return run

@@ -101,12 +101,21 @@ class TritonDecode:
         )
 
 
+_SCRATCH: list[torch.Tensor] = []
+
+
 @cache
 def scratch(sequences: int, heads: int, head: int, gpu: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return what the decode kernel writes between its two passes; every layer of a size uses the same."""
     shapes = ((sequences, heads, SEGMENTS, head), (sequences, heads, SEGMENTS), (sequences, heads, SEGMENTS))
     output, greatest, total = (torch.empty(shape, dtype=torch.float32, device=f"cuda:{gpu}") for shape in shapes)
+    _SCRATCH.extend((output, greatest, total))
     return output, greatest, total
+
+
+def scratch_bytes() -> int:
+    """Return the bytes of all that `scratch` gave in this process."""
+    return sum(each.nbytes for each in _SCRATCH)
 
 
 def most_sequences() -> int:

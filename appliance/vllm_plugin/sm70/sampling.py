@@ -13,7 +13,7 @@ import numpy as np
 from vllm.v1.sample import rejection_sampler
 from vllm.v1.sample.ops.topk_topp_sampler import TopKTopPSampler
 
-from appliance.vllm_plugin.sm70 import providers, sampling_filter
+from appliance.vllm_plugin.sm70 import routes, sampling_filter
 from appliance.vllm_plugin.sm70.counters import COUNTERS
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ class Sm70TopKTopPSampler(TopKTopPSampler):  # type: ignore[misc]
 
 def bind(runner: Any) -> Filter | None:  # noqa: ANN401 - vLLM's model runner
     """Put our filter into a runner's samplers and return it; None where the route is off and vLLM's own serves."""
-    if not providers.switched_on(ROUTE):
+    if routes.switched_off(ROUTE):
         return None
     rows = Filter()
     runner.sampler.topk_topp_sampler = Sm70TopKTopPSampler(runner.sampler.logprobs_mode, rows)

@@ -15,7 +15,7 @@ import psutil
 from appliance import rundir
 from appliance.health import judge
 from appliance.rundir import plugin_proof
-from tests.system.engine.engine_harness import free_port, until
+from tests.waiting import free_port, until
 
 KEY = "sk-test-5f2c9e71d0"
 TOKEN = "hf_test_77aa01b2c3"
@@ -89,7 +89,7 @@ class Server:
             assert self.process.poll() is None, self.log[-4000:]
             return self.report().ready_ok and self.phase["restarts"] == restarts
 
-        until(ready, seconds, every=0.25)
+        until(ready, every_s=0.25, limit_s=seconds)
         self.look()
 
     def look(self) -> list[psutil.Process]:
