@@ -75,7 +75,8 @@ class Appliance:
     def phases(self, restarts: int = 0, seconds: float = START_S) -> dict[str, float]:
         """Wait until it serves; returns how long each phase took.
 
-        Before the first of them come `checks`, or after a core that was killed `noticing`. Raises StartError where it ends or takes longer.
+        Before the first of them come `checks`, or after a core that was killed `noticing`. Raises StartError where it
+        ends or takes longer.
         """
         found: dict[str, float] = {}
         last, began = ("noticing", time.monotonic()) if restarts else ("checks", self._began)
