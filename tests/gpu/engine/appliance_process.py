@@ -73,17 +73,19 @@ class Appliance:
             )
 
     def phases(self, restarts: int = 0, seconds: float = START_S) -> dict[str, float]:
-        """Wait until it serves; returns how long each phase took, and `checks` what came before the first of them.
+        """Wait until it serves; returns how long each phase took.
 
-        Raises StartError where it ends or takes longer.
+        Before the first of them come `checks`, or after a core that was killed `noticing`. Raises StartError where it
+        ends or takes longer.
         """
         found: dict[str, float] = {}
-        last, since = "checks", time.monotonic() if restarts else self._began
+        last, began = ("noticing", time.monotonic()) if restarts else ("checks", self._began)
+        since = began
         while True:
             if self.process.poll() is not None:
                 raise StartError(f"it ended with status {self.process.returncode}: {self._last_line()}")
             now = time.monotonic()
-            if now - self._began > seconds:
+            if now - began > seconds:
                 raise StartError(f"phase {last} after {seconds:.0f} s: {self._last_line()}")
             phase = Phase.read(self.run_dir)
             if phase is not None and phase.phase != last and (phase.restarts or 0) == restarts:

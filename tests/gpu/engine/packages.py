@@ -90,12 +90,16 @@ def _link(source: str, target: str) -> None:
 
 
 def mapped(pid: int, folder: Path) -> dict[str, int]:
-    """Return how many libraries of PACKAGES a process has mapped out of `folder`, and how many from elsewhere."""
+    """Return how many libraries a process has mapped out of `folder`, and of how many of these another than that one.
+
+    A library of the same name and size is the same: a cut one is smaller.
+    """
     text = Path(f"/proc/{pid}/maps").read_text(encoding="utf-8", errors="replace")
     libraries = {Path(line.split(maxsplit=5)[5]) for line in text.splitlines() if ".so" in line and "/" in line}
     ours = {path for path in libraries if path.is_relative_to(folder)}
-    others = {path for path in libraries - ours if set(PACKAGES) & set(path.parts)}
-    return {"cut": len(ours), "elsewhere": len(others)}
+    sizes = {path.name: path.stat().st_size for path in folder.rglob("*.so*")}
+    others = [path for path in libraries - ours if path.name in sizes and path.exists()]
+    return {"cut": len(ours), "elsewhere": sum(path.stat().st_size != sizes[path.name] for path in others)}
 
 
 def main() -> int:

@@ -13,6 +13,7 @@ import datetime
 import importlib.metadata
 import json
 import os
+import signal
 import sys
 import tempfile
 import time
@@ -238,6 +239,8 @@ def main() -> int:
         print(f"{sys.executable} lacks {', '.join(lacking)}; install them for it", file=sys.stderr)
         return 2
     options.record.parent.mkdir(parents=True, exist_ok=True)
+    # `timeout` sends it; without an exception the appliance would be left running.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     with tempfile.TemporaryDirectory(prefix="rehearsal-") as scratch:
         passed = Rehearsal(options, Path(scratch)).run()
     for failure in json.loads(options.record.read_text())["failures"]:

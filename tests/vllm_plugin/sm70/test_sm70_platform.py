@@ -112,3 +112,13 @@ def test_an_operator_that_somebody_takes_off_the_list_stops_the_start(platform: 
     config.compilation_config.custom_ops.remove("+GemmaRMSNorm")
     with pytest.raises(PlatformError, match="the operators GemmaRMSNorm would run vLLM's own version"):
         platform.check_and_update_config(config)
+
+
+def test_a_load_format_past_our_loader_stops_the_start(platform: Any) -> None:
+    from vllm.config import VllmConfig
+
+    config = VllmConfig()
+    platform.apply_config_platform_defaults(config)
+    config.load_config.load_format = "tensorizer"
+    with pytest.raises(ValueError, match=r"^--load-format tensorizer is not served on SM70: this build loads auto, hf"):
+        platform.check_and_update_config(config)
