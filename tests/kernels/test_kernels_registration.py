@@ -33,4 +33,4 @@ def test_an_operator_whose_kernel_awaits_a_gpu_counts_as_one_without(monkeypatch
     schema = "awaits_a_gpu(Tensor x) -> Tensor"
     register(schema, cuda=like_first, cpu=like_first, fake=like_first, awaits_gpu=True)
     assert not has_kernel("awaits_a_gpu")
-    assert dispatch.AWAITING == {"awaits_a_gpu"}
+    assert {"awaits_a_gpu"} == dispatch.AWAITING
