@@ -323,6 +323,13 @@ def operator_off(name: str) -> str:
     return _OFF.get(name, "")
 
 
+def declined(name: str) -> bool:
+    """Whether a route is decided, and off by its switch or the configuration: its operators may serve another."""
+    return (
+        bool(_STATES) and _state(name).state == "disabled" and not operator_states.of_an_operator(_state(name).reason)
+    )
+
+
 def switched_off(name: str) -> bool:
     """Whether a route's layers are to be vLLM's own: the route is decided, and off with `upstream` to serve instead."""
     return bool(_STATES) and _state(name).state != "enabled" and served_by(name) == UPSTREAM
