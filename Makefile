@@ -86,9 +86,10 @@ gpu-test: ## Prove the kernels on this machine's GPU and record it in verificati
 	@PYTHON=$(GPU_PYTHON) tests/gpu/run.sh build/gpu
 	@mkdir -p verification && cp build/gpu/gpu.json verification/ && cp build/gpu/benchmark.json verification/gpu_benchmark.json
 
-gpu-engine-test: ## Compare the plugin's engine with upstream's on one large GPU (GPU_PYTHON with vLLM; ARGS=full)
+gpu-engine-test: ## The plugin's engine on one large GPU (GPU_PYTHON with vLLM; ARGS="compare serve serve-cut", or full)
 	@PYTHON=$(GPU_PYTHON) SM70_KERNELS_DIR=$(CURDIR)/build/kernels tests/gpu/engine/run.sh build/gpu-engine $(ARGS)
-	@mkdir -p verification && cp build/gpu-engine/engine.json verification/
+	@mkdir -p verification && for each in engine serve serve_cut; do \
+		[ ! -f build/gpu-engine/$$each.json ] || cp build/gpu-engine/$$each.json verification/; done
 
 $(READY): $(LOCK) config/requirements/bootstrap.txt pyproject.toml
 	@config/requirements/setup.sh "$(PYTHON)" "$(VENV)" "$(ENGINE)"

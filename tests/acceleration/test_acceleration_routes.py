@@ -42,9 +42,8 @@ def test_report_lists_every_route_and_what_is_missing() -> None:
 
 
 def test_a_report_says_that_its_start_is_a_rehearsal() -> None:
-    states = {name: RouteState("enabled") for name in ROUTES}
-    assert report("p", (), states, "rehearsal: on another card")["rehearsal"] == "rehearsal: on another card"
-    assert report("p", (), states)["rehearsal"] is None
+    assert report("p", (), states(), "rehearsal: on another card")["rehearsal"] == "rehearsal: on another card"
+    assert report("p", (), states())["rehearsal"] is None
 
 
 def test_on_the_cpu_engine_no_route_applies_and_none_is_missed() -> None:

@@ -17,6 +17,7 @@ from appliance.launch import settings
 from appliance.launch.generation import describe
 from appliance.launch.plan import Plan, Sourced
 from appliance.launch.resolve import resolve
+from appliance.paths import ROOT
 from appliance.profiles import catalogue
 from appliance.rundir.plan import PlanRecord
 
@@ -98,3 +99,10 @@ def test_the_checks_ask_what_this_start_needs(ask: Ask) -> None:
 def test_what_one_platform_compiled_is_not_loaded_on_another(ask: Ask) -> None:
     plan = on_h200(ask, {"vllm_platform": "sm70"})
     assert ("$" + VARIABLE, "sm70") in list(relevant(PlanRecord.from_json(plan.to_json()), {}))
+
+
+def test_the_profile_of_the_gpu_suite_fits_the_card_that_it_is_for(ask: Ask) -> None:
+    profile = str(ROOT / "tests/gpu/engine/eight_layers.yaml")
+    plan = resolve(ask("1xh200", {"profile": profile, "vllm_platform": "sm70"}))
+    assert (plan.profile, plan.gpus, plan.engine) == ("eight_layers", (0,), "v100")
+    assert of_plan(plan).needs.gpus == 1

@@ -90,7 +90,8 @@ def pack_blocks(weight: torch.Tensor, scale: torch.Tensor, gated: bool) -> Packe
     """Pack an FP8 weight with a scale for each 128 × 128 block; see `sm70_kernels`' function of this name."""
     from sm70_kernels.dense.pack import pack_blocks
 
-    return pack_blocks(weight, scale, gated)
+    # Along N a piece begins where its blocks do (fp8_weights.pieces_of); along K the layer refuses other shards.
+    return pack_blocks(weight, scale, gated, split=(1, 1))
 
 
 def pack_channels(weight: torch.Tensor, scale: torch.Tensor, gated: bool) -> PackedDense:

@@ -111,8 +111,7 @@ class Sm70TopKTopPSampler(TopKTopPSampler):  # type: ignore[misc]
 
 def bind(runner: Any) -> Filter | None:  # noqa: ANN401 - vLLM's model runner
     """Put our filter into a runner's samplers and return it; None where the route is off and vLLM's own serves."""
-    states = routes.adopted()
-    if states and states[ROUTE].state != "enabled":
+    if routes.switched_off(ROUTE):
         return None
     rows = Filter()
     runner.sampler.topk_topp_sampler = Sm70TopKTopPSampler(runner.sampler.logprobs_mode, rows)

@@ -15,7 +15,7 @@ import torch
 from sm70_kernels import dispatch
 from sm70_kernels.dense import reference, table
 from sm70_kernels.dense.choice import expands, tactic_for
-from sm70_kernels.dense.table import BLOCK, COUNTERS, TILE, WORKSPACE_BYTES, Layer
+from sm70_kernels.dense.table import BLOCK, COUNTERS, GATED_ROWS, TILE, WORKSPACE_BYTES, Layer
 from sm70_kernels.errors import KernelError
 from sm70_kernels.launch import launch
 from sm70_kernels.launch.layout import packed, rows_of, sixteen_bytes, stride
@@ -30,9 +30,6 @@ if TYPE_CHECKING:
 
 _WORKSPACES: dict[torch.device, torch.Tensor] = {}
 _RESERVING = threading.Lock()
-
-GATED_ROWS = 4096
-"""Rows whose gate and up are held as FP32 at a time: as much memory as 8192 rows of FP16."""
 
 
 def reserve_workspace(device: torch.device) -> torch.Tensor:

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from sm70_kernels.cases import Case
+from sm70_kernels.gdn import checks, table
 from sm70_kernels.gdn import operator as gdn
-from sm70_kernels.gdn import table
-from sm70_kernels.gdn.subject import _run
+from sm70_kernels.gdn.subject import _run, _run_log
 from sm70_kernels.proof.prove import prove, same_bits
 from sm70_kernels.proof.subject import subjects
 from tests.kernels.gdn.gdn_layers import GdnLayer, Sizes, exact, integers, relative
@@ -26,9 +26,10 @@ CPU = torch.device("cpu")
 SMALL = Sizes(key_heads=1, value_heads=3, key_head=128, value_head=128, slots=5)
 
 
-def built(columns: int) -> Specialisation:
-    (spec,) = (spec for spec in table.SPECIALISATIONS if spec.constants["COLUMNS"] == columns)
-    return spec
+def built(columns: int, rows: int = 0) -> Specialisation:
+    sizes = (columns, rows)
+    every = {(spec.constants["COLUMNS"], spec.constants.get("ROWS", 0)): spec for spec in table.SPECIALISATIONS}
+    return every[sizes]
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +44,7 @@ def on_the_cpu(emulator: Emulator, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def decode(layer: GdnLayer, inputs: tuple[torch.Tensor, ...], slots: torch.Tensor, out: torch.Tensor) -> None:
-    assert gdn.misfit(*layer._arguments(inputs)) == ""
+    assert checks.misfit(*layer._arguments(inputs)) == ""
     on_gpu(layer, inputs, slots, out)
 
 
@@ -144,9 +145,40 @@ MISFITS = {
 def test_what_no_kernel_takes_is_said_and_computed_by_plain_torch(said: str, monkeypatch: pytest.MonkeyPatch) -> None:
     layer = MISFITS[said].copy()
     inputs, out, wanted = layer.inputs(2), layer.out(2), layer.out(2)
-    assert gdn.misfit(*layer._arguments(inputs)).startswith(said)
+    assert checks.misfit(*layer._arguments(inputs)).startswith(said)
     plain = layer.copy()
     plain.decode(inputs, integers(1, 0), wanted)
     monkeypatch.setattr(gdn, "launch", None)
     on_gpu(layer, inputs, integers(1, 0), out)
     assert same_bits((out, *layer.bits()), (wanted, *plain.bits()))
+
+
+@pytest.mark.parametrize(
+    ("columns", "sizes"),
+    [
+        (16, {"sequences": 1, "key_heads": 2, "value_heads": 8, "rows": 8}),
+        (16, {"sequences": 3, "key_heads": 1, "value_heads": 4, "rows": 5, "padding": 1}),
+        (32, {"sequences": 1, "key_heads": 2, "value_heads": 4, "rows": 8, "decay": -12}),
+        (64, {"sequences": 2, "key_heads": 1, "value_heads": 4, "rows": 3, "decay": 6}),
+        (32, {"sequences": 1, "key_heads": 1, "value_heads": 4, "rows": 16}),
+        (16, {"sequences": 1, "key_heads": 1, "value_heads": 4, "rows": 1}),
+    ],
+    ids=str,
+)
+def test_a_verification_computes_its_reference(
+    columns: int, sizes: dict[str, int], emulator: Emulator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    most = 8 if sizes["rows"] <= 8 else 16
+    spec = built(columns, most)
+    monkeypatch.setattr(table, "verify", lambda _rows, _heads: spec)
+    monkeypatch.setattr(gdn, "_gdn_verify_log", None)
+    case = Case("gdn_verify_log", {"key_head": 128, "value_head": 128, "width": 4} | sizes)
+    subject = subjects()["gdn_verify_log"]
+
+    def run(*arguments: Any) -> Any:
+        emulator.seed += 1
+        return _run_log(gdn._verify_log_on_gpu, *arguments)
+
+    outcome = prove(dataclasses.replace(subject, run=run), case, CPU, 2)
+    assert outcome.passed, outcome.sentence()
+    assert not gdn.reserve_tickets(CPU).any(), "a ticket was left behind"
