@@ -20,8 +20,8 @@ from appliance.profiles import catalogue
 from appliance.rundir.step_line import StepLine
 from tests.gpu.engine import make_model
 from tests.models_made import tiny_qwen
-from tests.system.engine.engine_harness import until
 from tests.system.engine.serve_harness import Server
+from tests.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
