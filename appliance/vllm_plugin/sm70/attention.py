@@ -22,15 +22,17 @@ from vllm.v1.attention.backend import (
 from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 from vllm.v1.attention.backends.utils import split_decodes_and_prefills
 
-from appliance.vllm_plugin.sm70 import attention_providers
+from appliance.vllm_plugin.sm70 import attention_providers, routes
+from appliance.vllm_plugin.sm70.admission import KV_FORMATS
+from appliance.vllm_plugin.sm70.counters import COUNTERS
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
     from vllm.v1.attention.backend import CommonAttentionMetadata
     from vllm.v1.kv_cache_interface import AttentionSpec
 
-KV_DTYPES = {"auto": "auto", "float16": "auto", "fp8": "fp8_e4m3", "fp8_e4m3": "fp8_e4m3", "fp8_e5m2": "fp8_e5m2"}
-"""What --kv-cache-dtype says, and the operators' name for it: fp8 is E4M3."""
+ROUTE = "mixed_batch_resident_decode"
+"""Switched off, the sequences after their prompt go through `attention_prefill` with the others in a mixed batch."""
 
 MOST_DECODE_ROWS = 16
 
@@ -67,6 +69,7 @@ class Sm70AttentionMetadataBuilder(AttentionMetadataBuilder[Sm70AttentionMetadat
         self, kv_cache_spec: AttentionSpec, layer_names: list[str], vllm_config: VllmConfig, device: torch.device
     ) -> None:
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
+        self.apart = not routes.declined(ROUTE)
         self._init_reorder_batch_threshold(1, supports_spec_as_decode=True)
         assert self.reorder_batch_threshold is not None
         if self.reorder_batch_threshold > MOST_DECODE_ROWS:
@@ -85,6 +88,11 @@ class Sm70AttentionMetadataBuilder(AttentionMetadataBuilder[Sm70AttentionMetadat
         m = common_attn_metadata
         threshold = self.reorder_batch_threshold
         sequences, prefills, tokens, _ = split_decodes_and_prefills(m, decode_threshold=threshold)
+        if sequences and prefills:
+            if self.apart:
+                COUNTERS.count(ROUTE)
+            else:
+                sequences, prefills, tokens = 0, sequences + prefills, 0
         decode = prefill = None
         if sequences:
             starts = m.query_start_loc[: sequences + 1]
@@ -135,7 +143,7 @@ class Sm70AttentionImpl(AttentionImpl[Sm70AttentionMetadata]):  # type: ignore[m
         self.scale = scale
         self.num_kv_heads = num_kv_heads or num_heads
         self.kv_cache_dtype = kv_cache_dtype
-        self.kv_dtype = KV_DTYPES[kv_cache_dtype]
+        self.kv_dtype = KV_FORMATS[kv_cache_dtype]
         self.kernels = attention_providers.choose(self.kv_dtype, self.num_heads, self.head_size)
 
     def forward(
@@ -173,7 +181,7 @@ class Sm70AttentionBackend(AttentionBackend):  # type: ignore[misc]
 
     accept_output_buffer: bool = True
     supported_dtypes: ClassVar[list[torch.dtype]] = [torch.float16]
-    supported_kv_cache_dtypes: ClassVar[list[str]] = list(KV_DTYPES)
+    supported_kv_cache_dtypes: ClassVar[list[str]] = list(KV_FORMATS)
     forward_includes_kv_cache_update: bool = True
 
     @staticmethod

@@ -131,25 +131,22 @@ class Sm70GdnMetadataBuilder(GDNAttentionMetadataBuilder):  # type: ignore[misc]
         Raises ValueError where drafts are configured and the runner did not hand over the accepted tokens.
         """
         m = common_attn_metadata
-        starts = m.query_start_loc_cpu.numpy()
-        lens = np.diff(starts)
         if m.is_prefilling is None:
             raise ValueError("the gated delta net wants is_prefilling of each sequence; the runner gave none")
+        table = mamba_get_block_table_tensor(m.block_table_tensor, m.seq_lens, self.kv_cache_spec, self.cache_mode)
+        known = m.is_prefilling.numpy()
+        # What `split` would find of a decode step, which comes a thousand times as often as any other.
+        if (self.num_spec or m.max_query_len == 1) and not known.any():
+            return self._after_prompts(m, table, num_accepted_tokens)
+        starts = m.query_start_loc_cpu.numpy()
+        lens = np.diff(starts)
         prefilling = np.zeros(lens.shape[0], dtype=bool)
-        known = m.is_prefilling.numpy()[: lens.shape[0]]
+        known = known[: lens.shape[0]]
         prefilling[: known.shape[0]] = known
         parts = split(lens, prefilling, self.num_spec > 0)
-        table = mamba_get_block_table_tensor(m.block_table_tensor, m.seq_lens, self.kv_cache_spec, self.cache_mode)
-        meta = GdnMetadata(num_actual_tokens=m.num_actual_tokens)
         if not parts.prefill.size:
-            # Only rows after the prompts: all sequences, padding at the end, from buffers that graphs know.
-            if self.num_spec:
-                if num_accepted_tokens is None:
-                    raise ValueError("a verification step wants num_accepted_tokens; the runner gave none")
-                meta.verify = self._persistent(m, table[:, : self.num_spec + 1], num_accepted_tokens)
-            else:
-                meta.decode = self._persistent(m, table[:, 0])
-            return meta
+            return self._after_prompts(m, table, num_accepted_tokens)
+        meta = GdnMetadata(num_actual_tokens=m.num_actual_tokens)
         if parts.decode.size:
             meta.decode = self._rows(m, starts, parts.decode, table[:, 0])
         if parts.verify.size:
@@ -173,6 +170,19 @@ class Sm70GdnMetadataBuilder(GDNAttentionMetadataBuilder):  # type: ignore[misc]
             meta.verify = self._persistent(m, table, accepted)
         else:
             meta.decode = self._persistent(m, table[:, 0])
+        return meta
+
+    def _after_prompts(
+        self, m: CommonAttentionMetadata, table: torch.Tensor, accepted: torch.Tensor | None
+    ) -> GdnMetadata:
+        """Return the metadata of rows after the prompts alone: all sequences, from buffers that graphs know."""
+        meta = GdnMetadata(num_actual_tokens=m.num_actual_tokens)
+        if not self.num_spec:
+            meta.decode = self._persistent(m, table[:, 0])
+            return meta
+        if accepted is None:
+            raise ValueError("a verification step wants num_accepted_tokens; the runner gave none")
+        meta.verify = self._persistent(m, table[:, : self.num_spec + 1], accepted)
         return meta
 
     def _persistent(

@@ -44,7 +44,7 @@ def off(states: Mapping[str, RouteState], every: Iterable[Mapping[str, str]]) ->
     for name, route in OWNER.items():
         state = states[route]
         theirs = next((each[name] for each in every if name in each), None)
-        own = state.reason if state.state != "enabled" and not _of_an_operator(state.reason) else None
+        own = state.reason if state.state != "enabled" and not of_an_operator(state.reason) else None
         if own or theirs:
             found[name] = own or theirs or ""
     return found
@@ -55,12 +55,13 @@ def with_owners(states: Mapping[str, RouteState]) -> dict[str, RouteState]:
     found = dict(states)
     for name, state in states.items():
         owners = (states[OWNER[operator]] for operator in ROUTES[name].operators if OWNER[operator] != name)
-        owner = next((each for each in owners if each.state == "disabled" and not _of_an_operator(each.reason)), None)
+        owner = next((each for each in owners if each.state == "disabled" and not of_an_operator(each.reason)), None)
         if state.state == "enabled" and owner is not None:
             details = state.details | {"served_by": ROUTES[name].fallback}
             found[name] = RouteState("disabled", owner.reason, owner.source, details)
     return found
 
 
-def _of_an_operator(reason: str | None) -> bool:
+def of_an_operator(reason: str | None) -> bool:
+    """Say whether a route is off only because one of its operators has no kernel that may serve."""
     return (reason or "").startswith(OF_AN_OPERATOR)

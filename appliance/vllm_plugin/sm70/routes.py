@@ -179,8 +179,9 @@ def _server(route: Route, facts: Facts, reason: str | None) -> str:
     """Return who computes a route's layers. On a CPU our operators are plain torch, and serve unless switched off."""
     if reason is None:
         return KERNEL
-    lacking = reason.startswith("operator_missing:") and facts.capability is None
-    if lacking and route.operators and all(name in facts.operators for name in route.operators):
+    switched = reason in (report.USER_OVERRIDE, report.unequal(route.switch, actual=False, expected=True))
+    defined = bool(route.operators) and all(name in facts.operators for name in route.operators)
+    if facts.capability is None and defined and not switched:
         return REFERENCE
     return route.fallback
 
@@ -321,6 +322,13 @@ def adopted() -> dict[str, RouteState]:
 def operator_off(name: str) -> str:
     """Return why an operator's kernel does not serve in this process; empty where it may, and before `adopt`."""
     return _OFF.get(name, "")
+
+
+def declined(name: str) -> bool:
+    """Whether a route is decided, and off by its switch or the configuration: its operators may serve another."""
+    return (
+        bool(_STATES) and _state(name).state == "disabled" and not operator_states.of_an_operator(_state(name).reason)
+    )
 
 
 def switched_off(name: str) -> bool:

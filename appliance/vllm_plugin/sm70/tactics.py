@@ -93,10 +93,14 @@ def _first_rank(folder: Path | None, ranks: int, limit: float) -> Outcome:
         )
         logger.info("SM70 tactics: the tables' first choices serve: %s", reason)
         return Outcome(None, "table", reason)
+    if file is not None and (earlier := _past_limit(file)):
+        logger.warning("SM70 tactics: the tables' first choices serve: %s", earlier)
+        return Outcome(None, "table", earlier)
     try:
         text = _timed(ranks, began + limit)
     except _PastLimitError:
         reason = f"timing took longer than {limit:.0f} s"
+        _keep(_mark(file), reason)
     except Exception as error:  # noqa: BLE001 - told, and served without
         # Whatever went wrong, the tables' first choices are right, only perhaps slower.
         reason = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
@@ -136,6 +140,21 @@ def _kept(file: Path) -> str | None:
         logger.warning("SM70 tactics: %s is not used (%s), the candidates are timed again", file, error)
         return None
     return text
+
+
+def _mark(file: Path | None) -> Path | None:
+    """Return the file that says of a record's file that it could not be timed within the limit."""
+    return None if file is None else file.with_suffix(".past-limit")
+
+
+def _past_limit(file: Path) -> str:
+    """Return why timing is not tried again after an earlier start that ran past its limit, empty where it is."""
+    mark = _mark(file)
+    try:
+        told = mark.read_text(encoding="utf-8").strip() if mark else ""
+    except (OSError, ValueError):
+        return ""
+    return f"at an earlier start {told}; remove {mark} to time again" if told else ""
 
 
 def _keep(file: Path | None, text: str) -> None:

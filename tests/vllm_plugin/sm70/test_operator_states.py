@@ -59,6 +59,15 @@ def test_a_switch_turns_off_all_that_is_made_of_the_operators() -> None:
     }
 
 
+def test_on_a_cpu_the_references_serve_whatever_shape_a_kernel_would_want() -> None:
+    cpu = replace(V100, capability=None, kernels=frozenset())
+    small = routes.decide(cpu, replace(C32, head_dim=128))["qk_norm_rope"]
+    assert (small.reason, small.details["served_by"]) == ("head_dim", "reference")
+    off = routes.decide(cpu, replace(C32, switches={"qk_norm_rope": False}))["qk_norm_rope"]
+    assert (off.reason, off.details["served_by"]) == ("user_override", "upstream")
+    assert routes.decide(V100, replace(C32, head_dim=128))["qk_norm_rope"].details["served_by"] == "upstream"
+
+
 def test_a_switch_of_another_route_leaves_the_owners_operators_on() -> None:
     states = switched(mixed_batch_resident_decode=False, fp8_prefill=False)
     off = operator_states.off(states, [{}])

@@ -140,3 +140,19 @@ def test_a_card_that_emulates_the_instruction_is_not_timed(monkeypatch: pytest.M
     outcome = tactics.settle(Ranks(1).rank(0), None)
     assert (outcome.source, adopted) == ("table", [])
     assert outcome.reason == "compute capability 9.0 emulates mma.sync.m8n8k4, so its times choose nothing"
+
+
+def test_a_start_that_ran_past_its_limit_is_not_repeated_by_the_next(
+    tmp_path: Path, adopted: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = iter([0.0, 100.0, 100.0])
+    monkeypatch.setattr(time, "monotonic", lambda: next(now, 100.0))
+    group = Ranks(1).rank(0)
+    assert tactics.settle(group, tmp_path, limit=5).reason == "timing took longer than 5 s"
+    again = tactics.settle(group, tmp_path, limit=5)
+    (mark,) = tmp_path.iterdir()
+    assert again.reason == f"at an earlier start timing took longer than 5 s; remove {mark} to time again"
+    assert (again.source, adopted.count("timed")) == ("table", 1)
+    mark.unlink()
+    monkeypatch.setattr(time, "monotonic", lambda: 0.0)
+    assert tactics.settle(group, tmp_path, limit=5).source == "timed"
