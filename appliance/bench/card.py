@@ -81,7 +81,9 @@ def measure(out: Path, ranks: int) -> Record:
         # Its progress goes to the terminal as it comes.
         done = subprocess.run(command, stdin=subprocess.DEVNULL, timeout=TIMEOUT_S, check=False)
     except subprocess.TimeoutExpired as error:
-        raise CheckError(f"the card has not been measured after {TIMEOUT_S:g} s; is something else running on it?") from error
+        raise CheckError(
+            f"the card has not been measured after {TIMEOUT_S:g} s; is something else running on it?"
+        ) from error
     if done.returncode:
         raise CheckError(f"the card could not be measured (status {done.returncode}); the line above says why")
     return read(out)
@@ -131,7 +133,9 @@ def text(record: Record) -> str:
 def _lines(record: Record) -> Iterator[str]:
     yield f"measured on a {record.card} (compute capability {record.capability}), clock {record.clock_ghz:.3f} GHz"
     yield f"from one empty kernel to the next in a graph: {record.empty_us:.2f} µs"
-    yield "reading memory: " + ", ".join(f"{rate:.0f} GB/s with {held // 1024} KiB an SM" for held, rate in record.reads)
+    yield "reading memory: " + ", ".join(
+        f"{rate:.0f} GB/s with {held // 1024} KiB an SM" for held, rate in record.reads
+    )
     yield ""
     yield f"{'constant':18} {'model':>9} {'card':>9}"
     for answer in record.answers:

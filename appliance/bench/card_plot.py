@@ -2,36 +2,37 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import importlib.util
+from typing import TYPE_CHECKING, Any
 
-from appliance.bench.plots import COLOURS, svg_of
+from appliance.bench.plots import COLOURS, svg
 
 if TYPE_CHECKING:
     from appliance.bench.card import Record
 
-SIDE = 5.0
+HEIGHT = 6.0
 """Inches."""
 
 
 def predicted_and_timed(record: Record) -> str | None:
-    """Return the plot as SVG; None where nothing was timed or matplotlib is not installed."""
-    if not record.pairs:
+    """Return the plot as an SVG document; None where nothing was timed, or matplotlib is not installed."""
+    if not record.pairs or importlib.util.find_spec("matplotlib") is None:
         return None
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        return None
-    figure = Figure(figsize=(SIDE, SIDE), layout="constrained")
-    axes = figure.add_subplot()
-    families = dict.fromkeys(pair.family for pair in record.pairs)
-    for family, colour in zip(families, COLOURS * len(families), strict=False):
-        chosen = [pair for pair in record.pairs if pair.family == family]
-        axes.scatter(
-            [pair.predicted for pair in chosen], [pair.timed for pair in chosen], s=14, color=colour, label=family
-        )
-    both = [value for pair in record.pairs for value in (pair.predicted, pair.timed)]
-    ends = [min(both) * 0.9, max(both) * 1.1]
-    axes.plot(ends, ends, color="#777777", linewidth=0.8, linestyle=":")
-    axes.set(xscale="log", yscale="log", xlabel="predicted, µs", ylabel="timed, µs", title=record.card)
-    axes.legend(frameon=False)
-    return svg_of(figure)
+    families = list(dict.fromkeys(pair.family for pair in record.pairs))
+
+    def draw(axes: Any) -> None:  # noqa: ANN401 - matplotlib's axes
+        for number, family in enumerate(families):
+            chosen = [pair for pair in record.pairs if pair.family == family]
+            predicted, timed = [pair.predicted for pair in chosen], [pair.timed for pair in chosen]
+            axes.scatter(predicted, timed, s=14, color=COLOURS[number % len(COLOURS)], label=family)
+        both = [value for pair in record.pairs for value in (pair.predicted, pair.timed)]
+        ends = [min(both) * 0.9, max(both) * 1.1]
+        axes.plot(ends, ends, color="#777777", linewidth=0.8, linestyle=":")
+        axes.set_xscale("log")
+        axes.set_yscale("log")
+        axes.set_xlabel("predicted, µs")
+        axes.set_ylabel("timed, µs")
+        axes.legend(frameon=False, fontsize=8)
+
+    drawn = svg("card", f"Timed and predicted on a {record.card}", draw, height=HEIGHT)
+    return drawn.replace("<svg", '<svg xmlns="http://www.w3.org/2000/svg"', 1) if "xmlns=" not in drawn else drawn

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from sm70_kernels.card import table
-from sm70_kernels.predict.launch import Buffer, Launch, integers
+from sm70_kernels.predict.launch import Buffer, Launch
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -45,10 +45,9 @@ class Question:
 
 
 def _chain(size: int, stride: int, *, cold: bool = False) -> Callable[[int, int], Launch]:
-    zeros = integers([0] * (size // 4 + 32))
-
     def launch(_: int, steps: int) -> Launch:
-        held = Buffer(zeros.bytes, cold=cold, contents=zeros.contents)
+        # A word of zero at every place, so that the model can follow the chain.
+        held = Buffer(size + 128, cold=cold, contents=bytes(size + 128))
         return Launch(1, (Buffer(128), Buffer(8), held, steps, stride, size - 1), f"steps={steps}")
 
     return launch
