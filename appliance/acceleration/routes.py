@@ -246,6 +246,12 @@ _TABLE = (
         "prefix_tail_copy",
     ),
     _route(
+        "top_k_top_p",
+        "top-k by selection, top-p among what it leaves; a sort where no small k is given",
+        "vLLM's Triton kernel for both, whose registers spill on SM70",
+        optional=True,
+    ),
+    _route(
         "compile_graph",
         "torch.compile and CUDA graphs over every captured batch size",
         "eager execution, launch-bound on SM70",

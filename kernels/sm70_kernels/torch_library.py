@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from sm70_kernels import dispatch
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 LIBRARY = torch.library.Library("sm70", "FRAGMENT")
 
 _KERNELS: set[str] = set()
-_AWAITING: set[str] = set()
-_TRIED: set[str] = set()
 
 
 def register(
@@ -23,6 +23,7 @@ def register(
     cpu: Callable[..., Any],
     fake: Callable[..., Any],
     mutates: tuple[str, ...] = (),
+    counts_itself: bool = False,
     awaits_gpu: bool = False,
 ) -> None:
     """Register `NAME(arguments) -> results` with its three implementations.
@@ -31,44 +32,25 @@ def register(
     arguments that the operator changes, in the schema's order; the schema must mark just these, `Tensor(a!) name`, or
     AssertionError is raised: torch.compile treats all others as unchanged. With `cuda=None` no kernel
     exists: the operator's CPU implementation, plain torch, runs on CUDA too, and `has_kernel` says no. The same holds
-    with `awaits_gpu`, until `try_awaiting`: a kernel that no GPU has run serves nobody.
+    with `awaits_gpu`, until `dispatch.try_awaiting`: a kernel that no GPU has run serves nobody. Calls are counted
+    (`sm70_kernels.dispatch`), those of the kernel by `cuda` where it `counts_itself`.
     """
     name = schema.partition("(")[0]
     parsed = torch._C.parse_schema(schema)
     marked = tuple(each.name for each in parsed.arguments if each.alias_info is not None and each.alias_info.is_write)
     assert marked == mutates, f"sm70.{name} is said to change {mutates}, and its schema marks {marked}"
     LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
-    if cuda is not None and awaits_gpu:
-        _AWAITING.add(name)
-        LIBRARY.impl(name, _awaiting(name, cuda, cpu), "CUDA")
-    else:
-        LIBRARY.impl(name, cuda or cpu, "CUDA")
-    LIBRARY.impl(name, cpu, "CPU")
+    plain = dispatch.by_reference(name, cpu)
+    LIBRARY.impl(name, plain if cuda is None else dispatch.on_cuda(name, cuda, cpu, counts_itself), "CUDA")
+    LIBRARY.impl(name, plain, "CPU")
     torch.library.register_fake(f"sm70::{name}", fake, lib=LIBRARY)
-    if cuda is not None and not awaits_gpu:
-        _KERNELS.add(name)
-
-
-def _awaiting(name: str, cuda: Callable[..., Any], cpu: Callable[..., Any]) -> Callable[..., Any]:
-    def run(*arguments: object) -> object:
-        return (cuda if name in _TRIED else cpu)(*arguments)
-
-    return run
+    if cuda is not None:
+        (dispatch.AWAITING if awaits_gpu else _KERNELS).add(name)
 
 
 def has_kernel(name: str) -> bool:
     """Say whether `torch.ops.sm70.NAME` runs a kernel of ours, one that a GPU has proven, and not its reference."""
     return name in _KERNELS
-
-
-def awaiting() -> frozenset[str]:
-    """Return the operators, of those imported, whose kernel no GPU has run yet."""
-    return frozenset(_AWAITING)
-
-
-def try_awaiting() -> None:
-    """Let the operators whose kernel awaits a GPU run it in this process: for the GPU suite, and nobody else."""
-    _TRIED.update(_AWAITING)
 
 
 def like_first(x: torch.Tensor, *_: object) -> torch.Tensor:

@@ -87,11 +87,11 @@ def findings(request: pytest.FixtureRequest) -> Findings:
 @pytest.fixture(autouse=True, scope="session")
 def awaiting_kernels() -> None:
     """Run the kernels that no GPU has run yet: this suite is what they await."""
-    from sm70_kernels import families, torch_library
+    from sm70_kernels import dispatch, families
     from sm70_kernels.launch import module
 
     list(families.modules("operator"))
-    torch_library.try_awaiting()
+    dispatch.try_awaiting()
     module.take_cubins_on_turing()
 
 

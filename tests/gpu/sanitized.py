@@ -18,13 +18,13 @@ from unittest import mock
 
 import torch
 
+from sm70_kernels import dispatch
 from sm70_kernels.build import store
 from sm70_kernels.cases import cases as cases_of
 from sm70_kernels.launch import launcher
 from sm70_kernels.proof.prove import relative_error
 from sm70_kernels.proof.sanitizer import announcement
 from sm70_kernels.proof.subject import Subject, copied, subjects
-from sm70_kernels.torch_library import try_awaiting
 
 if TYPE_CHECKING:
     from sm70_kernels.cases import Case
@@ -84,7 +84,7 @@ def main() -> int:
     start, limit = time.monotonic(), float(sys.argv[1])
     announce_launches()
     every_subject = subjects()
-    try_awaiting()
+    dispatch.try_awaiting()
     every = [each for name, each in every_subject.items() if name in sys.argv[2:] or len(sys.argv) == 2]
     turns = itertools.zip_longest(*([(subject, case) for case in chosen(subject)] for subject in every))
     work = [pair for turn in turns for pair in turn if pair is not None]

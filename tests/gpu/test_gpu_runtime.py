@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from sm70_kernels import qwen38
+from sm70_kernels import dispatch, qwen38
 from sm70_kernels.activation import table as gates
 from sm70_kernels.build import store
 from sm70_kernels.cases import Case
@@ -20,7 +20,7 @@ from sm70_kernels.launch import launcher
 from sm70_kernels.norm.table import MANY_ROWS
 from sm70_kernels.proof.prove import same_bits
 from sm70_kernels.proof.subject import as_tuple, copied, subjects
-from sm70_kernels.torch_library import awaiting, has_kernel
+from sm70_kernels.torch_library import has_kernel
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -41,7 +41,7 @@ OPERATORS = [
 IN_PLACE = [
     name
     for name in subjects()
-    if (has_kernel(name) or name in awaiting())
+    if (has_kernel(name) or name in dispatch.AWAITING)
     and not getattr(torch.ops.sm70, name).default._schema.returns
     and not name.endswith("_prefill")
 ]
