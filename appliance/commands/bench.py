@@ -18,6 +18,7 @@ VERBS: dict[str, str] = {
     "serve": "the 32K serving contract on vLLM's own benchmark, or a screen of it",
     "compare": "results against a reference: rates, the target with its margin, and what may be said",
     "report": "results as one page with plots, and as Markdown",
+    "card": "constants of this card, every candidate's time, and how well the kernels' model predicts both",
     "predict": "the decode step and the prefill of a profile on V100s, predicted",
 }
 """Name and one line of each module in appliance/bench/verbs, in the order of `--help`."""

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import ModuleType
 
-FAMILIES: tuple[str, ...] = ("device_checks", "dense", "norm", "activation", "attention", "gdn")
+FAMILIES: tuple[str, ...] = ("device_checks", "dense", "norm", "activation", "attention", "gdn", "card")
 """In the order in which their kernels are built, proven and printed."""
 
 

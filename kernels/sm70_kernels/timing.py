@@ -43,7 +43,7 @@ def graph_microseconds(calls: Sequence[Callable[[], object]], launches: int = 20
             for call in calls:
                 results.append(call())
     graph.replay()
-    times = [_elapsed(graph.replay) for _ in range(replays)]
+    times = [elapsed_microseconds(graph.replay) for _ in range(replays)]
     return statistics.median(times) / (rounds * len(calls))
 
 
@@ -65,11 +65,12 @@ def copy_bandwidth(device: torch.device) -> float:
     source = torch.empty(2**30, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
     target.copy_(source)
-    times = [_elapsed(lambda: target.copy_(source)) for _ in range(9)]
+    times = [elapsed_microseconds(lambda: target.copy_(source)) for _ in range(9)]
     return 2 * 2**30 / (statistics.median(times) * 1e-6)
 
 
-def _elapsed(call: Callable[[], Any]) -> float:
+def elapsed_microseconds(call: Callable[[], Any]) -> float:
+    """Return the µs between an event before a call and one after it on the current stream; waits for the second."""
     start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     start.record()
     call()

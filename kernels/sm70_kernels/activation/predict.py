@@ -31,11 +31,3 @@ def gate(spec: Specialisation, tokens: int, heads: int, width: int) -> Launch:
     return Launch(
         (tokens, blocks, 1), (rows, rows, rows, heads, width, *strides), f"tokens={tokens} row={heads}x{width}"
     )
-
-
-def silu_and_mul(spec: Specialisation, tokens: int, width: int) -> Launch:
-    """silu(first half) * second half over [tokens, 2 * width]."""
-    rows = activations(2 * tokens * width)
-    blocks = -(-width // (spec.threads * spec.constants["WIDTH"]))
-    strides = (2 * width, width, 2 * width, width)
-    return Launch((tokens, blocks, 1), (rows, rows, rows, 1, width, *strides), f"tokens={tokens} width={width}")

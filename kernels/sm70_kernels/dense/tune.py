@@ -17,8 +17,9 @@ from sm70_kernels.dense.choice import Choices
 from sm70_kernels.dense.pack import PackedDense, pack_channels
 from sm70_kernels.dense.table import Layer, Tactic, layer_of
 from sm70_kernels.errors import KernelError
+from sm70_kernels.tuning.alike import first_of_the_best
 from sm70_kernels.tuning.record import check
-from sm70_kernels.tuning.trial import Candidate, Trial, first_of_the_best, microseconds
+from sm70_kernels.tuning.trial import Candidate, Trial, microseconds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

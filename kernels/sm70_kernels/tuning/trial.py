@@ -18,10 +18,6 @@ if TYPE_CHECKING:
     from sm70_kernels.predict.launch import Launch
     from sm70_kernels.registry import Specialisation
 
-ALIKE = 1.03
-"""Times within this factor of the best are taken for equal, and the first in the candidates' order wins: a difference
-under 3 % decides nothing (kernels/MODEL.md, "Held to times that V100s took")."""
-
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
@@ -59,9 +55,3 @@ def microseconds(trial: Trial) -> tuple[float, ...]:
             raise RuntimeError(f"{candidate.spec.name} gives other bits than the first")
         times.append(round(timing.graph_microseconds(candidate.calls), 2))
     return tuple(times)
-
-
-def first_of_the_best(times: Sequence[float]) -> int:
-    """Return the index of the first time that is as good as the best."""
-    best = min(times)
-    return next(index for index, time in enumerate(times) if time <= best * ALIKE)

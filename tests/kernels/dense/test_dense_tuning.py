@@ -19,8 +19,8 @@ from sm70_kernels.dense.tune import NEVER, Crossing, Shape, Timing, crossing_of
 from sm70_kernels.errors import KernelError
 from sm70_kernels.registry import source_hash
 from sm70_kernels.tuning import record
+from sm70_kernels.tuning.alike import first_of_the_best
 from sm70_kernels.tuning.record import Record
-from sm70_kernels.tuning.trial import first_of_the_best
 
 if TYPE_CHECKING:
     from pathlib import Path
