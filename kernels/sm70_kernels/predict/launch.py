@@ -20,10 +20,14 @@ Extent: TypeAlias = "int | tuple[int, int, int]"
 
 @dataclass(frozen=True, slots=True)
 class Buffer:
-    """A pointer parameter: the bytes of it that the launch touches, and whether they lie in DRAM (`cold`) or in L2."""
+    """A pointer parameter: the bytes of it that the launch touches, and whether they lie in DRAM (`cold`) or in L2.
+
+    `words` is what the kernel reads there where its way hangs on it: 32-bit integers, over and over.
+    """
 
     bytes: int
     cold: bool = False
+    words: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

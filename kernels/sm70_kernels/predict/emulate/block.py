@@ -236,7 +236,8 @@ class _Run:
         if kind.space == "shared":
             self._shared_values(registers, instruction, where, lanes, size)
         elif kind.loads:
-            registers.write_all(instruction, self._answer(lanes) if kind.latency == "atomic" else None, lanes)
+            answer = self._answer(lanes) if kind.latency == "atomic" else self._known(where, lanes, size)
+            registers.write_all(instruction, answer, lanes)
         if where is None:
             # Taken as one access to consecutive addresses.
             self.guessed += 1
@@ -250,6 +251,17 @@ class _Run:
         if self.environment.atomic is None:
             return None
         return np.where(lanes, self.environment.atomic, 0).astype(np.uint32)
+
+    def _known(self, where: Longs | None, lanes: Bits, size: int) -> Words | None:
+        """Return the words that a load of 4 bytes finds in a buffer whose contents are known."""
+        if where is None or size != 4 or not self.environment.words:
+            return None
+        region = (int(where[lanes][0]) >> REGION_SHIFT) - 1
+        words = self.environment.words.get(region)
+        if words is None:
+            return None
+        places = (where & np.uint64((1 << REGION_SHIFT) - 1)) // np.uint64(4) % np.uint64(len(words))
+        return np.where(lanes, np.array(words, np.uint32)[places.astype(np.int64)], 0).astype(np.uint32)
 
     def _global(self, warp: _Warp, instruction: Instruction, where: Longs, lanes: Bits, size: int) -> Access:
         touched = addresses.sectors(where, lanes)
