@@ -2,8 +2,9 @@
 //
 // A chunk is eight tiles of 16 tokens. In a chunk a warp multiplies the keys of its tiles (of one or two of the eight), then
 // the values of its slices of 32 head elements for all eight. Its loads come in that order in batches, each into one of
-// two sets of registers: a batch is asked for as soon as the one before the last has been used, a whole batch and what
-// stands between two of the block's barriers ahead.
+// two sets of registers: as soon as one has arrived the next is asked for, which then has all the time in which the one
+// that arrived is used. Two under way at once would share a scoreboard barrier, where a wait for one is a wait for both;
+// so the address of the next batch hangs on what arrived, by way of a zero that the compiler does not know.
 #pragma once
 #include "attention/layout.cuh"
 #include "ptx/scattered.cuh"
@@ -27,6 +28,7 @@ struct Context {
     const uint4* pages;  // at this lane's piece of the first tile of the KV head
     const int* table;
     unsigned page_stride, value_offset;  // in pieces of 16 bytes, which reaches 64 GiB
+    unsigned zero;
     int page_tiles, end, warp, lane;
 
     // A warp's tile of keys and its slice of values; the warps that have two tiles are not those that have two slices.
@@ -44,11 +46,19 @@ struct Context {
         return static_cast<unsigned>(page) * page_stride + static_cast<unsigned>(tile % page_tiles) * PIECES;
     }
 
+    // Zero, once all of a batch is there.
+    __device__ __forceinline__ unsigned arrived(const uint4 (&loaded)[LOADS]) const {
+        unsigned any = 0;
+#pragma unroll
+        for (int i = 0; i < LOADS; ++i) any ^= loaded[i].x;
+        return any & zero;
+    }
+
     // Asks for batch `batch`, a constant, of the chunk at tile `first`; `places` are its tiles', by lane.
     __device__ __forceinline__ void ask(uint4 (&into)[LOADS], int batch, int first, unsigned places) const {
         if (batch < OF_KEYS) {
             const int mine = unit(batch / PARTS);
-            const bool wanted = mine < CHUNK && first + mine < end;
+            const bool wanted = (mine < CHUNK) & (first + mine < end);
             const unsigned place = __shfl_sync(0xFFFFFFFFu, places, mine % CHUNK, 32);
             const uint4* from = pages + place + batch % PARTS * (KEY_LOADS * kv::STEP);
 #pragma unroll
@@ -57,12 +67,18 @@ struct Context {
             const int of_slice = batch - OF_KEYS;
             const int mine = slice(of_slice / PARTS);
             const uint4* from = pages + value_offset + mine * (PARTS * kv::STEP);
+            // A wait for a shuffle would be one for loads that share its scoreboard barrier, so all of them come before.
+            unsigned place[VALUE_LOADS];
+#pragma unroll
+            for (int i = 0; i < VALUE_LOADS; ++i) {
+                const int tile = (of_slice % PARTS * VALUE_LOADS + i) / PARTS;
+                place[i] = __shfl_sync(0xFFFFFFFFu, places, tile, 32);
+            }
 #pragma unroll
             for (int i = 0; i < VALUE_LOADS; ++i) {
                 const int step = of_slice % PARTS * VALUE_LOADS + i;  // of the slice's in the chunk
-                const int tile = step / PARTS;
-                const unsigned place = __shfl_sync(0xFFFFFFFFu, places, tile, 32);
-                load_16_ahead(into[i], from + place + step % PARTS * kv::STEP, mine < SLICES && first + tile < end);
+                const bool wanted = (mine < SLICES) & (first + step / PARTS < end);
+                load_16_ahead(into[i], from + place[i] + step % PARTS * kv::STEP, wanted);
             }
         }
     }

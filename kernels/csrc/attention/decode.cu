@@ -17,8 +17,8 @@
 // yet divided, in partials[partition][token][query head][D], and (greatest score in powers of two, sum of P) in
 // states[partition][token][query head], for attention/reduce.cu.
 //
-// A row that sees no token becomes zero. A NaN in a key that a sequence holds makes its rows NaN, one in a value makes
-// its element of the head NaN in all rows of the block; what stands beyond the length is never looked at.
+// A row that sees no token becomes zero. A NaN in a key that a sequence holds makes all rows of the block NaN, one in a value
+// makes its element of the head NaN in all of them; what stands beyond the length is never looked at.
 //
 // Strides of query and out count elements; page_stride, head_stride and value_offset pieces of 16 bytes. All addresses are
 // on 16-byte boundaries.
@@ -35,6 +35,7 @@ constexpr int WARPS = THREADS / 32;
 constexpr int ROWS = 8 * MT;
 constexpr int TOKENS = CHUNK * kv::TILE;
 constexpr unsigned ALL = 0xFFFFFFFFu;
+constexpr float LOG2_E = 1.44269504f;
 
 using Way = Context<FORMAT, D, WARPS>;
 using Rows = Queries<ROWS, D, THREADS>;
@@ -94,19 +95,6 @@ __device__ __forceinline__ void join(float (&scores)[4], const float (&c)[8], in
     }
 }
 
-// Makes the scores of tokens that some lane of `odd_lanes` loaded, two lanes a token, no numbers.
-__device__ __forceinline__ void spoil(float (&scores)[MT][4], unsigned odd_lanes, int lane) {
-    if (odd_lanes == 0) return;
-#pragma unroll
-    for (int j = 0; j < 2; ++j) {
-        const int token = first_token(lane) + j;
-        const int loader = (token & 3) + (token & 4) * 4 + (token & 8) / 2;
-        if (((odd_lanes >> loader | odd_lanes >> (loader + 8)) & 1) == 0) continue;
-#pragma unroll
-        for (int row = 0; row < MT; ++row) scores[row][j] = scores[row][j + 2] = no_number();
-    }
-}
-
 }  // namespace
 
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
@@ -131,11 +119,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     const int begin = first_tile(tiles, blockIdx.x, parts);
     const int end = first_tile(tiles, blockIdx.x + 1, parts);
     const int last_token = min(length, end * kv::TILE);
-    const float factor = scale * 1.44269504f * kv::fold(FORMAT) * (FORMAT == kv::AUTO ? 1.0f : load_float(k_scale));
-    const float by_value = kv::fold(FORMAT) * (FORMAT == kv::AUTO ? 1.0f : load_float(v_scale));
+    const float factor = scale * LOG2_E * kv::fold(FORMAT) * (FORMAT == kv::AUTO ? 1.0f : load_float(k_scale));
 
     const Way way{cache + kv_head * head_stride + lane, tables + sequence * table_stride, page_stride, value_offset,
-                  page_tiles, end, warp, lane};
+                  static_cast<unsigned>(tokens) >> 31, page_tiles, end, warp, lane};
     const int a_row = m8n8k4::a_row(lane);
     const uint4* const q_row = queries + a_row * Rows::STRIDE + (lane >> 3 & 1) * PIECES;
     const uint4* const p_row = weights + a_row * P_STRIDE;
@@ -143,10 +130,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
 
     for (int first = 0; first < rows * group; first += ROWS) {
         unsigned here = way.place_of(begin, way.page_of(begin));
-        unsigned next = way.place_of(begin + CHUNK, way.page_of(begin + CHUNK));
         uint4 ahead[2][Way::LOADS] = {};
         way.ask(ahead[0], 0, begin, here);
-        way.ask(ahead[1], 1, begin, here);
         __syncthreads();  // The rows before these have been read.
         Rows::stage(queries, query + first_row * query_stride + kv_head * group * query_head, query_stride, query_head,
                     group, first, rows * group);
@@ -154,7 +139,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
 
         State state;
         float sum[Way::SLICES_EACH][MT][8] = {};
-        unsigned odd_values[Way::SLICES_EACH] = {};
+        // What was no number: bit 7 of some byte of values, bit 6 of keys, which are with the first slice's.
+        unsigned odd[Way::SLICES_EACH] = {};
 #pragma unroll
         for (int i = 0; i < MT * 2; ++i) {
             state.greatest[i / 2][i % 2] = minus_infinity();
@@ -164,12 +150,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
 
 #pragma unroll 1
         for (int chunk = begin; chunk < end; chunk += CHUNK) {
-            const int page_after = way.page_of(chunk + 2 * CHUNK);
-            // The batch after the next goes where this one was; past the chunk's last it is the next chunk's.
+            const int page_after = way.page_of(chunk + CHUNK);
+            // The batch after `batch`, which is now waited for, goes where the one before it was; after the chunk's last comes
+            // the next chunk's first.
             const auto ask_after = [&](int batch) {
-                const bool same = batch + 2 < Way::BATCHES;
-                way.ask(ahead[batch % 2], same ? batch + 2 : batch + 2 - Way::BATCHES, same ? chunk : chunk + CHUNK,
-                        same ? here : next);
+                const bool same = batch + 1 < Way::BATCHES;
+                const unsigned arrived = way.arrived(ahead[batch % 2]);
+                if (!same) here = way.place_of(chunk + CHUNK, page_after);
+                way.ask(ahead[(batch + 1) % 2], same ? batch + 1 : 0, same ? chunk : chunk + CHUNK, here + arrived);
             };
             // Does some row not see all of the chunk, or does the partition end in it?
             const bool ragged = last_token < chunk * kv::TILE + TOKENS;
@@ -182,23 +170,23 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
                 const int unit = way.unit(i);
                 const bool there = unit < CHUNK && chunk + unit < end;
                 float c[MT][8] = {};
-                unsigned odd = 0;
+                // Whether this lane's token, if a sequence has it, is to be looked at for what is no number.
+                const bool held = (chunk + unit) * kv::TILE + (lane & 4) * 2 + m8n8k4::b_column(lane) < last_token;
 #pragma unroll
                 for (int part = 0; part < PARTS; ++part) {
                     const int batch = i * PARTS + part;
+                    ask_after(batch);
                     if (there) {
 #pragma unroll
                         for (int load = 0; load < Way::KEY_LOADS; ++load) {
                             const uint4& piece = ahead[batch % 2][load];
-                            if (FORMAT == kv::E4M3) odd |= kv::not_numbers(piece);
+                            if (FORMAT == kv::E4M3) odd[0] |= held ? kv::not_numbers(piece) >> 1 : 0u;
                             multiply(c, piece, q_row + (part * Way::KEY_LOADS + load) * 2 * PIECES, Rows::STRIDE);
                         }
                     }
-                    ask_after(batch);
                 }
 #pragma unroll
                 for (int row = 0; row < MT; ++row) join(scores[i][row], c[row], lane, factor);
-                if (FORMAT == kv::E4M3) spoil(scores[i], __ballot_sync(ALL, odd != 0), lane);
                 if (masked) {
                     const int token = (chunk + unit) * kv::TILE + first_token(lane);
                     const int sees_all = there ? last_token : 0;
@@ -221,7 +209,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
             __syncthreads();
 
             // Softmax.
-            float shrink[MT][2];
 #pragma unroll
             for (int j = 0; j < MT * 2; ++j) {
                 const float4* tiles_of_row =
@@ -232,14 +219,18 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
                 const float before = state.greatest[j / 2][j % 2], now = fmaxf(before, here_greatest);
                 state.greatest[j / 2][j % 2] = now;
                 const bool none = now == minus_infinity();
-                shrink[j / 2][j % 2] = none ? 1.0f : exp2_fast(before - now);
+                const float shrink = none ? 1.0f : exp2_fast(before - now);
                 const float base = none ? 0.0f : now;
+#pragma unroll
+                for (int i = 0; i < Way::SLICES_EACH * 4; ++i) {
+                    sum[i / 4][j / 2][i % 4 / 2 * 4 + j % 2 * 2 + i % 2] *= shrink;
+                }
 #pragma unroll
                 for (int i = 0; i < Way::UNITS_EACH; ++i) {
                     const float* pair = scores[i][j / 2] + j % 2 * 2;
                     const float p[2] = {exp2_fast(pair[0] - base), exp2_fast(pair[1] - base)};
                     float& sum_of_lane = state.sum[i][j / 2][j % 2];
-                    sum_of_lane = sum_of_lane * shrink[j / 2][j % 2] + (p[0] + p[1]);
+                    sum_of_lane = sum_of_lane * shrink + (p[0] + p[1]);
                     const int token = way.unit(i) * kv::TILE + first_token(lane);
                     const int row = j / 2 * 8 + row_of_lane + j % 2 * 2;
                     if (way.unit(i) < CHUNK) {
@@ -253,11 +244,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
 #pragma unroll
             for (int i = 0; i < Way::SLICES_EACH; ++i) {
 #pragma unroll
-                for (int j = 0; j < MT * 8; ++j) sum[i][j / 8][j % 8] *= shrink[j / 8][j / 2 % 2];
-#pragma unroll
                 for (int part = 0; part < PARTS; ++part) {
                     const int batch = Way::OF_KEYS + i * PARTS + part;
                     uint4 (&loaded)[Way::LOADS] = ahead[batch % 2];
+                    ask_after(batch);
                     if (way.slice(i) < Way::SLICES) {
                         if (ragged) {
 #pragma unroll
@@ -270,33 +260,32 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
 #pragma unroll
                         for (int load = 0; load < Way::VALUE_LOADS; ++load) {
                             const int step = part * Way::VALUE_LOADS + load;
-                            if (FORMAT == kv::E4M3) odd_values[i] |= kv::not_numbers(loaded[load]);
+                            if (FORMAT == kv::E4M3) odd[i] |= kv::not_numbers(loaded[load]);
                             multiply(sum[i], loaded[load], p_row + step * PIECES, P_STRIDE);
                         }
                     }
-                    ask_after(batch);
                 }
             }
-            here = next;
-            next = way.place_of(chunk + 2 * CHUNK, page_after);
         }
 
         // The sum of P of each row: over lanes, then over tiles in their order.
+        const bool odd_keys = FORMAT == kv::E4M3 && __ballot_sync(ALL, (odd[0] & 0x40404040u) != 0) != 0;
 #pragma unroll
         for (int i = 0; i < Way::UNITS_EACH; ++i) {
 #pragma unroll
             for (int j = 0; j < MT * 2; ++j) {
-                const float of_tile = sum_of_row(state.sum[i][j / 2][j % 2]);
+                const float of_tile = odd_keys ? no_number() : sum_of_row(state.sum[i][j / 2][j % 2]);
                 if ((lane & 14) == 0 && way.unit(i) < CHUNK) {
                     of_tiles[(j / 2 * 8 + row_of_lane + j % 2 * 2) * CHUNK + way.unit(i)] = of_tile;
                 }
             }
         }
         __syncthreads();
+        const float by_value = kv::fold(FORMAT) * (FORMAT == kv::AUTO ? 1.0f : load_float(v_scale));
 #pragma unroll
         for (int i = 0; i < Way::SLICES_EACH; ++i) {
             const int slice = way.slice(i);
-            const unsigned odd_lanes = FORMAT == kv::E4M3 ? __ballot_sync(ALL, odd_values[i] != 0) : 0;
+            const unsigned odd_lanes = FORMAT == kv::E4M3 ? __ballot_sync(ALL, (odd[i] & 0x80808080u) != 0) : 0;
             if (slice >= Way::SLICES) continue;
 #pragma unroll
             for (int j = 0; j < MT * 2; ++j) {
