@@ -21,7 +21,7 @@ CHECK_READY := $(CHECK_VENV)/.ready
 WORKERS ?= 2
 HOST_PYTHON = $(shell test -x $(BIN)/python && echo $(BIN)/python || echo $(PYTHON))
 
-.PHONY: help serve up down logs image image-sidecar base-image sbom check test test-image lint bench kernels gpu-test gpu-engine-test lock clean
+.PHONY: help serve up down logs image image-sidecar base-image sbom check test test-image lint bench bench-host kernels gpu-test gpu-engine-test lock clean
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
 
@@ -75,6 +75,9 @@ lint: $(READY) ## ruff and mypy, warnings are errors
 bench: $(READY) ## Time the control plane: decisions under 0.4 s, probes under 0.1 s, the sidecar's p99 and memory
 	@$(BIN)/python -m appliance.bench.control_plane $(ARGS)
 
+bench-host: $(READY) ## Time the Python of ours in a decode step of the tiny model on the CPU engine: at most 1 ms
+	@$(BIN)/python -m tests.benchmarks.host_share $(ARGS)
+
 kernels: $(READY) ## Build every registered kernel into build/kernels (ARGS="--jobs 2")
 	@$(BIN)/python -m sm70_kernels.build --out build/kernels $(ARGS)
 
@@ -83,9 +86,10 @@ gpu-test: ## Prove the kernels on this machine's GPU and record it in verificati
 	@PYTHON=$(GPU_PYTHON) tests/gpu/run.sh build/gpu
 	@mkdir -p verification && cp build/gpu/gpu.json verification/ && cp build/gpu/benchmark.json verification/gpu_benchmark.json
 
-gpu-engine-test: ## Compare the plugin's engine with upstream's on one large GPU (GPU_PYTHON with vLLM; ARGS=full)
+gpu-engine-test: ## The plugin's engine on one large GPU (GPU_PYTHON with vLLM; ARGS="compare serve serve-cut", or full)
 	@PYTHON=$(GPU_PYTHON) SM70_KERNELS_DIR=$(CURDIR)/build/kernels tests/gpu/engine/run.sh build/gpu-engine $(ARGS)
-	@mkdir -p verification && cp build/gpu-engine/engine.json verification/
+	@mkdir -p verification && for each in engine serve serve_cut; do \
+		[ ! -f build/gpu-engine/$$each.json ] || cp build/gpu-engine/$$each.json verification/; done
 
 $(READY): $(LOCK) config/requirements/bootstrap.txt pyproject.toml
 	@config/requirements/setup.sh "$(PYTHON)" "$(VENV)" "$(ENGINE)"

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import socket
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -12,9 +13,19 @@ LIMIT_S = 120.0
 """Below the 300 s that pytest gives a test, so that what was waited for is named."""
 
 
-def until(reached: Callable[[], object], told: Callable[[], str] = str, every_s: float = 0.01) -> None:
-    """Return when `reached()` is true. Fails with what `told()` says after LIMIT_S."""
-    end = time.monotonic() + LIMIT_S
-    while not reached():
-        assert time.monotonic() < end, told() or f"not within {LIMIT_S:.0f} s"
+def until(
+    reached: Callable[[], Any], told: Callable[[], str] = str, every_s: float = 0.01, limit_s: float = LIMIT_S
+) -> Any:
+    """Return what `reached()` returned as soon as it is true. Fails with what `told()` says after `limit_s`."""
+    end = time.monotonic() + limit_s
+    while not (found := reached()):
+        assert time.monotonic() < end, told() or f"not within {limit_s:g} s"
         time.sleep(every_s)
+    return found
+
+
+def free_port() -> int:
+    """Return a port of 127.0.0.1 that nothing listens on; another program may take it first."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

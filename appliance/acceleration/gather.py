@@ -25,7 +25,7 @@ def gathered(report: Record, ranks: Mapping[int, RankReport], world_size: int) -
     `details.ranks.RANK`. Where they differ it is `disabled`, and the reason names the ranks that differ from the most
     (from the lowest rank where there is no majority). `ranks` of the answer lists who reported, `missing_ranks` who of
     `world_size` did not, once any has; `differing` has state and reason by route and rank,
-    `kernel_builds` the SHA-256 of each rank's kernels.
+    `kernel_builds` the SHA-256 of each rank's kernels, `counters` and `resident_bytes` those of each rank that reports.
     """
     routes = {name: dict(route) for name, route in report["routes"].items()}
     differing: dict[str, Record] = {}
@@ -58,6 +58,17 @@ def gathered(report: Record, ranks: Mapping[int, RankReport], world_size: int) -
         "missing_ranks": silent,
         "differing": differing,
         "kernel_builds": {str(rank): record.kernels for rank, record in sorted(ranks.items()) if record.kernels},
+        **_figures(ranks),
+    }
+
+
+def _figures(ranks: Mapping[int, RankReport]) -> Record:
+    """Counters and resident bytes by rank, once any has reported."""
+    if not ranks:
+        return {}
+    return {
+        "counters": {str(rank): record.counters for rank, record in sorted(ranks.items())},
+        "resident_bytes": {str(rank): record.resident_bytes for rank, record in sorted(ranks.items())},
     }
 
 

@@ -80,11 +80,13 @@ class RouteState:
             raise ValueError(f"a route has a reason exactly where it is not enabled: {self.state}, {self.reason}")
 
 
-def report(profile: str, expected: Iterable[str], states: dict[str, RouteState]) -> dict[str, Any]:
+def report(
+    profile: str, expected: Iterable[str], states: dict[str, RouteState], rehearsal: str | None = None
+) -> dict[str, Any]:
     """Return the report: every route of the table with its state, and which expected ones are off.
 
-    `expected` are the names that the profile requires; only these count as missing. Raises ValueError where a route
-    has no state, or a name is not in the table.
+    `expected` are the names that the profile requires; only these count as missing. `rehearsal` is the plan's line
+    that the machine is no V100's. Raises ValueError where a route has no state, or a name is not in the table.
     """
     expected = tuple(expected)
     unknown = sorted({*expected, *states} - ROUTES.keys())
@@ -95,6 +97,7 @@ def report(profile: str, expected: Iterable[str], states: dict[str, RouteState])
     return {
         "schema": 1,
         "profile": profile,
+        "rehearsal": rehearsal,
         "expected_acceleration": list(expected),
         "enabled": len(expected) - len(missing),
         "expected": len(expected),

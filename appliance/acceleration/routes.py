@@ -35,7 +35,9 @@ NOT_BUILT = frozenset(
         "prefix_tail_copy",
     }
 )
-"""The operators that routes name and no module of sm70_kernels defines yet; whoever adds one takes its name out."""
+"""What routes name and this build cannot serve: no module of sm70_kernels defines it, or no GPU has run its kernel.
+
+Whoever adds or proves one takes its name out."""
 
 
 @dataclass(frozen=True)
@@ -242,6 +244,12 @@ _TABLE = (
         "prefix-cache hits inside a KV page, at message ends rounded down to 64 tokens",
         "hits at whole pages only",
         "prefix_tail_copy",
+    ),
+    _route(
+        "top_k_top_p",
+        "top-k by selection, top-p among what it leaves; a sort where no small k is given",
+        "vLLM's Triton kernel for both, whose registers spill on SM70",
+        optional=True,
     ),
     _route(
         "compile_graph",

@@ -41,7 +41,7 @@ def of_decode(
         exclusions=exclusions(decoded.found),
         failures=decode.failures(decoded),
         acceptance_length=decode.acceptance(decoded, load.concurrency) if speculation.tokens else None,
-        notes=decode.notes(decoded, target, load),
+        notes=(*rehearsed(target), *decode.notes(decoded, target, load)),
         **_common(target, load, clocks, labels, "decode step"),
     )
 
@@ -73,7 +73,7 @@ def of_stream(
         rates=stream.rates(streamed),
         totals=stream.totals(streamed, tells=tells),
         failures=stream.failures(streamed),
-        notes=stream.notes(streamed),
+        notes=(*rehearsed(target), *stream.notes(streamed)),
         **_common(target, load, clocks, labels, "stream"),
     )
 
@@ -102,9 +102,15 @@ def of_serve(
         rates=serve.rates(whole),
         totals=whole,
         failures=serve.failures(served),
-        notes=serve.notes(served),
+        notes=(*rehearsed(target), *serve.notes(served)),
         **_common(target, load, clocks, labels, "serving"),
     )
+
+
+def rehearsed(target: Target) -> tuple[str, ...]:
+    """Return the warning of a result that no V100 gave, because the engine only rehearses; nothing elsewhere."""
+    line = target.planned.rehearsal
+    return (f"WARNING: {line}",) if line else ()
 
 
 def tells_cached(target: Target) -> bool:

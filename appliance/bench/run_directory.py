@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from appliance import paths, rundir
@@ -25,16 +24,16 @@ def write_ready(folder: Path) -> None:
         rundir.write(folder, name, record)
 
 
+_PLANS: dict[frozenset[str], dict[str, Any]] = {}
+"""By the operators that the build lacks, since they decide which profile is chosen."""
+
+
 def plan() -> dict[str, Any]:
     """Return the plan that the recorded `MACHINE` gets when nobody sets anything."""
-    return _plan(routes.NOT_BUILT)
-
-
-@cache
-def _plan(not_built: frozenset[str]) -> dict[str, Any]:
-    """Return the plan of a build that lacks the operators `not_built`, which decide what profile is chosen."""
-    machine = recorded.load(paths.TOPOLOGIES / f"{MACHINE}.json")
-    return resolve(Request({}, (), {}, machine, paths.ROOT)).to_json()
+    if routes.NOT_BUILT not in _PLANS:
+        machine = recorded.load(paths.TOPOLOGIES / f"{MACHINE}.json")
+        _PLANS[routes.NOT_BUILT] = resolve(Request({}, (), {}, machine, paths.ROOT)).to_json()
+    return _PLANS[routes.NOT_BUILT]
 
 
 def ready(now: float) -> dict[str, dict[str, Any]]:

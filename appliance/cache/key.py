@@ -67,7 +67,7 @@ _ARGUMENTS = frozenset(
 
 # What of the environment a compiler sees: these prefixes, but for what is told apart by name below.
 _PREFIXES = ("VLLM_", "TORCH", "PYTORCH_", "TRITON_", "INDUCTOR_", "AOT_", "CUDA_", "NVCC_", "OMP_", "MKL_", "SM70_")
-_COMPILERS = frozenset({"CC", "CXX", "CFLAGS", "CXXFLAGS", "LDFLAGS", "CPATH"})
+_OTHERS = frozenset({"CC", "CXX", "CFLAGS", "CXXFLAGS", "LDFLAGS", "CPATH", "APPLIANCE_VLLM_PLATFORM"})
 
 _ENVIRONMENT = frozenset(
     {
@@ -155,7 +155,7 @@ def relevant(plan: PlanRecord, environ: Mapping[str, str]) -> Iterator[tuple[str
 
 
 def _compiler_sees(name: str) -> bool:
-    if name in _COMPILERS:
+    if name in _OTHERS:
         return True
     if not name.startswith(_PREFIXES) or name.startswith(_ENVIRONMENT_PREFIXES) or name in _ENVIRONMENT:
         return False

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from appliance.errors import ConfigurationError
+from appliance.launch import settings
 from appliance.profiles import catalogue
 
 if TYPE_CHECKING:
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from appliance.profiles.schema import Profile
     from appliance.profiles.select import Selection
     from appliance.topology.machine import Machine
+
+PLATFORM = settings.SETTINGS["vllm_platform"]
 
 SUMMARY = "list the profiles, show one, or select the one that fits and say why the others do not"
 
@@ -38,6 +41,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
             "--smi-xml", type=Path, metavar="FILE", help="the XML of `nvidia-smi -q -x` that goes with that text"
         )
         each.add_argument("--model", type=Path, metavar="DIR", help="the checkpoint that is to be served")
+        each.add_argument(
+            PLATFORM.option, choices=PLATFORM.choices, help=f"{PLATFORM.help} ({PLATFORM.variable}; default: auto)"
+        )
     for each in (listed, shown, selected):
         each.add_argument("--json", action="store_true", help="JSON for programs")
 
@@ -54,7 +60,8 @@ def run(arguments: argparse.Namespace) -> int:
     pinned = (arguments.profile or os.environ.get("APPLIANCE_PROFILE") or None) if choosing else None
     force = choosing and (arguments.force or _flag("APPLIANCE_FORCE"))
     profiles, pinned = _profiles(pinned)
-    selection = assess(machine, profiles, checkpoint, pinned=pinned, force=force)
+    platform = _platform(arguments.vllm_platform)
+    selection = assess(machine, profiles, checkpoint, pinned=pinned, force=force, platform=platform)
     if arguments.json:
         record = {"schema": 1, "machine": machine.to_json(), **selection.to_json()}
         print(json.dumps(record, indent=2, ensure_ascii=False))
@@ -103,6 +110,11 @@ def _checkpoint(folder: Path | None) -> Checkpoint | None:
     from appliance.models.checkpoint import inspect
 
     return inspect(folder)
+
+
+def _platform(given: str | None) -> str:
+    written = given or os.environ.get(PLATFORM.variable) or PLATFORM.default
+    return str(settings.parse(PLATFORM, written, f"environment {PLATFORM.variable}", Path.cwd()))
 
 
 def _flag(name: str) -> bool:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from appliance.topology.machine import Machine
 
 RECORDED = "a recorded machine cannot be tried out"
+REHEARSED = "a rehearsal runs other libraries, for the card that is there"
 
 
 def preflight(plan: Plan) -> list[Check]:
@@ -53,10 +54,7 @@ def examine(scope: Scope, machine: Machine) -> Iterator[Check]:
         yield Check("libcuda", "CUDA driver library", "skipped", RECORDED)
     yield libraries.engine(scope.engine, libraries.engine_version(scope.engine))
     yield libraries.kernels(scope.engine, unserved(scope.expected))
-    volta = scope.engine == "v100"
-    yield libraries.torch(scope.engine, libraries.ask_torch() if volta else "")
-    yield libraries.extensions(scope.engine, libraries.read_extensions(scope.folder("state_dir")) if volta else "")
-    yield libraries.cuda13(scope.engine, libraries.installed() if volta else ())
+    yield from _device_code(scope)
     yield from _peers(scope, machine, chosen, live=live)
     size, free = host.read_shm() if live else (machine.host.shm_bytes, machine.host.shm_bytes)
     yield host.shm(size, free, needs.shm_bytes)
@@ -67,6 +65,17 @@ def examine(scope: Scope, machine: Machine) -> Iterator[Check]:
     yield _space(scope)
     yield from _models(scope)
     yield from _ports(scope)
+
+
+def _device_code(scope: Scope) -> Iterator[Check]:
+    volta = scope.engine == "v100"
+    if volta and scope.rehearsal:
+        for name, title in libraries.DEVICE_CODE.items():
+            yield Check(name, title, "skipped", REHEARSED)
+        return
+    yield libraries.torch(scope.engine, libraries.ask_torch() if volta else "")
+    yield libraries.extensions(scope.engine, libraries.read_extensions(scope.folder("state_dir")) if volta else "")
+    yield libraries.cuda13(scope.engine, libraries.installed() if volta else ())
 
 
 def _peers(scope: Scope, machine: Machine, chosen: tuple[int, ...], *, live: bool) -> Iterator[Check]:

@@ -10,13 +10,15 @@ from appliance.errors import ConfigurationError
 from appliance.launch.settings import SETTINGS
 from appliance.paths import default_state_dir
 from appliance.profiles import catalogue
+from appliance.profiles.rehearsal import notice, rehearsed
+from appliance.profiles.schema import Needs
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from appliance.launch.plan import Plan, PlannedModel
     from appliance.launch.request import Request
-    from appliance.profiles.schema import Needs, Profile
+    from appliance.profiles.schema import Profile
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,8 @@ class Scope:
     draft: PlannedModel | None = None
     expected: tuple[str, ...] = ()
     """The SM70 routes that the profile counts on."""
+    rehearsal: str | None = None
+    """Says that the machine is no V100's; None where it is one's."""
 
     def folder(self, name: str) -> Path:
         """The folder that a setting names."""
@@ -43,7 +47,7 @@ class Scope:
 
 def of_plan(plan: Plan) -> Scope:
     """Return what there is to check of a plan."""
-    needs = catalogue.load(plan.profile).needs
+    needs = Needs.model_validate(plan.needs)
     values = {name: sourced.value for name, sourced in plan.settings.items()}
     return Scope(
         plan.engine,
@@ -54,6 +58,7 @@ def of_plan(plan: Plan) -> Scope:
         plan.model,
         plan.draft,
         plan.expected_acceleration,
+        plan.rehearsal,
     )
 
 
@@ -69,8 +74,9 @@ def _host_memory(plan: Plan, needs: Needs) -> int:
 def likely(asked: Request) -> Scope:
     """Return what there is to check where no plan can be made: of the pinned profile, else of the machine's kind."""
     given = {name: sourced.value for name, sourced in asked.settle().settings.items()}
-    profile = _likely_profile(given.get("profile"), has_gpus=bool(asked.machine.gpus))
     values = {name: setting.default for name, setting in SETTINGS.items()} | given
+    platform = values["vllm_platform"]
+    profile = rehearsed(_likely_profile(given.get("profile"), has_gpus=bool(asked.machine.gpus)), platform)
     state = values["state_dir"] or str(default_state_dir())
     derived = {
         "state_dir": state,
@@ -87,6 +93,7 @@ def likely(asked: Request) -> Scope:
         values,
         profile.needs.shm_bytes,
         expected=profile.expected_acceleration,
+        rehearsal=notice(platform, asked.machine.gpus),
     )
 
 

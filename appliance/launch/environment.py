@@ -8,6 +8,7 @@ from functools import cache
 from pathlib import PurePath
 from typing import TYPE_CHECKING
 
+from appliance.acceleration import platforms
 from appliance.cache.store import FOLDERS
 from appliance.errors import ConfigurationError, nearest
 from appliance.launch.arguments import VLLM
@@ -74,6 +75,7 @@ def engine_environment(
     run_dir: Sourced,
     offline: Sourced,
     require_acceleration: Sourced,
+    platform: Sourced,
     profile: tuple[str, Mapping[str, str]],
     gpus: Sequence[int],
     user: Mapping[str, str],
@@ -99,6 +101,8 @@ def engine_environment(
     for name in ("USER", "LOGNAME"):
         added[name] = Sourced("appliance", "derived: a user id needs no passwd entry")
     added["APPLIANCE_RUN_DIR"] = run_dir
+    if platform.value != platforms.AUTO or user.get(platforms.VARIABLE):
+        added[platforms.VARIABLE] = platform
     # NVML counts GPUs in PCI bus order, CUDA by default the fastest first. Indices, since vLLM 0.19.1 turns each entry
     # into a number and stops at a UUID.
     added["CUDA_DEVICE_ORDER"] = Sourced("PCI_BUS_ID", "derived: the order in which NVML counts")

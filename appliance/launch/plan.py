@@ -39,8 +39,9 @@ class PlannedModel:
 class Plan:
     """One start. `command` is the engine's argv; `environment` is what is added to its environment.
 
-    `passthrough` is what followed `--`, without the API's key. `health` has the budgets in seconds. `memory` and
-    `selection` are the JSON of MemoryPlan and Selection, the latter with `gpus_reason`.
+    `passthrough` is what followed `--`, without the API's key. `health` has the budgets in seconds. `memory`,
+    `selection` and `needs` are the JSON of MemoryPlan, of Selection with `gpus_reason`, and of the profile's Needs as
+    they hold for this start. `rehearsal` says that the machine is no V100's, and is None where it is one's.
     """
 
     profile: str
@@ -62,6 +63,8 @@ class Plan:
     machine: dict[str, Any]
     versions: dict[str, str] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
+    needs: dict[str, Any] = field(default_factory=dict)
+    rehearsal: str | None = None
 
     def setting(self, name: str) -> Any:  # noqa: ANN401 - settings are of several kinds, declared in launch.settings
         """Return the value of a setting by its name in launch.settings."""

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from appliance import __version__
+from appliance.acceleration.platforms import AUTO
 from appliance.errors import ConfigurationError
 from appliance.launch import checkpoints, command, settings
 from appliance.launch.environment import REQUIRE_ACCELERATION, engine_environment
@@ -16,6 +17,7 @@ from appliance.launch.request import LIVE
 from appliance.models.checkpoint import inspect
 from appliance.paths import default_state_dir
 from appliance.profiles import catalogue
+from appliance.profiles.rehearsal import rehearsed
 from appliance.profiles.select import assess
 from appliance.topology.islands import best_set
 
@@ -58,11 +60,13 @@ def resolve(asked: Request) -> Plan:
         model=known["model"],
         draft=known["draft"] if draft else None,
     )
+    platform = known["vllm_platform"]
     environment, notes = engine_environment(
         state_dir=known["state_dir"],
         run_dir=known["run_dir"],
         offline=known["offline"],
         require_acceleration=known["require_acceleration"],
+        platform=platform,
         profile=(profile.name, profile.environment),
         gpus=selection.gpus,
         user=asked.environ,
@@ -88,6 +92,8 @@ def resolve(asked: Request) -> Plan:
         machine=asked.machine.to_json(),
         versions=_versions(),
         warnings=(*given.warnings, *selection.warnings, *notes, *_wrong_engine(profile, asked.machine)),
+        needs=profile.needs.model_dump(mode="json"),
+        rehearsal=fit.rehearsal,
     )
 
 
@@ -100,6 +106,7 @@ def _choose(
     if pinned is not None and pinned not in profiles:
         own = catalogue.load(str(asked.cwd / pinned) if "/" in pinned else pinned)
         profiles[own.name], pinned = own, own.name
+    platform = wanted["vllm_platform"].value if "vllm_platform" in wanted else AUTO
     overrides = {name: sourced.value for name, sourced in given.arguments.items()} | given.options.whole
     selection = assess(
         asked.machine,
@@ -110,8 +117,9 @@ def _choose(
         arguments={name: value for name, value in overrides.items() if value is not None},
         environment=asked.environ,
         num_speculative_tokens=command.speculative_tokens(given.arguments, given.options),
+        platform=platform,
     )
-    return profiles[selection.required()], selection
+    return rehearsed(profiles[selection.required()], platform), selection
 
 
 def _complete(asked: Request, wanted: Mapping[str, Sourced], profile: Profile) -> dict[str, Sourced]:

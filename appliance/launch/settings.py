@@ -11,6 +11,7 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from appliance.acceleration import platforms
 from appliance.errors import ConfigurationError, nearest
 from appliance.launch.arguments import shown
 
@@ -115,6 +116,13 @@ SETTINGS: dict[str, Setting] = {
             "boolean",
             "refuse to start when a fast path that the profile expects is off",
             default=False,
+        ),
+        Setting(
+            "vllm_platform",
+            "choice",
+            "rehearse a profile for V100s without one: sm70 on another NVIDIA GPU, sm70-reference on the CPU engine",
+            default=platforms.AUTO,
+            choices=platforms.NAMES,
         ),
         Setting(
             "on_engine_exit",

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
+from appliance.acceleration.platforms import AUTO
 from appliance.acceleration.routes import unserved
+from appliance.profiles import rehearsal
 from appliance.profiles.memory import GIB, MemoryPlan, plan_memory
 from appliance.topology.islands import best_set
 
@@ -33,7 +35,8 @@ _PATHS = {
 class Fit:
     """What was found for one profile. `reasons` are all that speak against it; it fits where there are none.
 
-    `gpus` are the ones it would use, `warnings` what a person should know although it fits.
+    `gpus` are the ones it would use, `warnings` what a person should know although it fits; `rehearsal` is the one of
+    them that says that the start is none on V100s.
     """
 
     profile: str
@@ -42,6 +45,7 @@ class Fit:
     reasons: tuple[str, ...]
     warnings: tuple[str, ...] = ()
     memory: MemoryPlan | None = None
+    rehearsal: str | None = None
 
     @property
     def fits(self) -> bool:
@@ -60,14 +64,18 @@ class Judge:
         arguments: Mapping[str, Any] | None,
         environment: Mapping[str, str] | None,
         num_speculative_tokens: int | None,
+        platform: str = AUTO,
     ) -> None:
+        """`platform` is the setting vllm_platform; the others are those of `assess`."""
         self.machine = machine
-        self.profile = profile
+        self.platform = platform
+        refused = rehearsal.refusal(profile, platform)
+        self.profile = profile = rehearsal.rehearsed(profile, platform)
         self.checkpoint = checkpoint
         self.arguments = dict(arguments or {})
         self.environment = environment
         self.num_speculative_tokens = num_speculative_tokens
-        self.reasons: list[str] = []
+        self.reasons: list[str] = [refused] if refused else []
         self.warnings: list[str] = []
         needs = profile.needs
         # Someone who sets the tensor parallel size wants that many GPUs.
@@ -92,8 +100,10 @@ class Judge:
             self.reasons.append(
                 f"shared memory (/dev/shm) has {_gib(shm)} and {_gib(wanted)} is needed (Docker: shm_size or ipc: host)"
             )
-        reasons, warnings = tuple(self.reasons), tuple(self.warnings)
-        return Fit(self.profile.name, self.profile.title, gpus, reasons, warnings, memory)
+        notice = rehearsal.notice(self.platform, [gpu for gpu in self.machine.gpus if gpu.index in gpus])
+        reasons = tuple(self.reasons)
+        warnings = (*([notice] if notice else []), *self.warnings)
+        return Fit(self.profile.name, self.profile.title, gpus, reasons, warnings, memory, notice)
 
     def _check_checkpoint(self) -> None:
         if self.checkpoint is None:
@@ -165,15 +175,17 @@ class Judge:
 
     def _check_driver(self) -> None:
         needs, driver = self.profile.needs, self.machine.driver
-        if needs.driver_min is None or needs.driver_max is None:
+        if needs.driver_min is None:
             return
+        newest = needs.driver_max
         branch = (driver or "").split(".")[0]
         if not branch.isdecimal():
             seen = f'"{driver}", which is no version' if driver else "unknown: give the XML of `nvidia-smi -q -x`"
             self.reasons.append(f"the driver is {seen}")
-        elif not needs.driver_min <= int(branch) <= needs.driver_max:
+        elif int(branch) < needs.driver_min or (newest is not None and int(branch) > newest):
             why = "CUDA 12.8 needs a newer one" if int(branch) < needs.driver_min else "later branches know no Volta"
-            self.reasons.append(f"driver {driver} is outside {needs.driver_min}-{needs.driver_max}: {why}")
+            allowed = f"{needs.driver_min} and newer" if newest is None else f"{needs.driver_min}-{newest}"
+            self.reasons.append(f"driver {driver} is outside {allowed}: {why}")
 
     def _usable(self, plans: Mapping[int, MemoryPlan]) -> tuple[list[int], list[str]]:
         """Return the indices of the GPUs that qualify, and what is against the others, like GPUs together."""
@@ -192,7 +204,7 @@ class Judge:
         wanted = self.profile.needs.capability
         if wanted and gpu.capability is None:
             yield "compute capability unknown: give the XML of `nvidia-smi -q -x`"
-        elif wanted and gpu.capability and gpu.capability != wanted:
+        elif wanted and gpu.capability and not rehearsal.serves(gpu.capability, wanted, self.platform):
             yield f"compute capability {_version(gpu.capability)}, and the kernels are for {_version(wanted)}"
         if gpu.memory_bytes is None:
             yield "memory unknown: give the XML of `nvidia-smi -q -x`"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from appliance.acceleration.platforms import AUTO
 from appliance.errors import CheckError, ConfigurationError, nearest
 from appliance.profiles.fit import Fit, Judge, gpu_names
 
@@ -68,12 +69,14 @@ def assess(
     arguments: Mapping[str, Any] | None = None,
     environment: Mapping[str, str] | None = None,
     num_speculative_tokens: int | None = None,
+    platform: str = AUTO,
 ) -> Selection:
     """Judge every profile and choose one.
 
     `pinned` names the one that a person wants: it is chosen where it fits, or with `force` in spite of its reasons,
     which then become warnings. Without it the most preferred that fits is chosen. `arguments`, `environment` and
-    `num_speculative_tokens` are what stands over the profiles' own values (see `plan_memory`).
+    `num_speculative_tokens` are what stands over the profiles' own values (see `plan_memory`); `platform` is the
+    setting vllm_platform (see appliance.profiles.rehearsal).
     Raises ConfigurationError for a pinned name that is not among `profiles`.
     """
     ordered = sorted(profiles, key=lambda profile: (profile.rank, profile.name))
@@ -81,7 +84,9 @@ def assess(
     if pinned is not None and pinned not in known:
         raise ConfigurationError(f'no profile "{pinned}"{nearest(pinned, known)} (known: {", ".join(known)})')
     fits = [
-        Judge(machine, profile, checkpoint, arguments, environment, num_speculative_tokens).fit(profile.name == pinned)
+        Judge(machine, profile, checkpoint, arguments, environment, num_speculative_tokens, platform).fit(
+            profile.name == pinned
+        )
         for profile in ordered
     ]
     good = [fit for fit in fits if fit.fits]

@@ -53,6 +53,11 @@ def routes_of(value: object) -> dict[str, RouteReport]:
     return {name: RouteReport.from_json(route) for name, route in found.items()}
 
 
+def _by_rank(given: JsonFields, name: str) -> dict[str, dict[str, int]]:
+    ranks = JsonFields(given.object(name) or {})
+    return {rank: ranks.integers_by_name(rank) or {} for rank in given.object(name) or {}}
+
+
 @dataclass(frozen=True)
 class AccelerationReport(FileRecord):
     """The report as other processes read it. What its readers do not need passes through them as JSON."""
@@ -65,6 +70,10 @@ class AccelerationReport(FileRecord):
     routes: dict[str, RouteReport] = field(default_factory=dict)
     kernels: str | None = None
     """SHA-256 of the kernels' sources."""
+    counters: dict[str, dict[str, int]] = field(default_factory=dict)
+    """Of each rank that reports: steps, operators' calls, broken requests."""
+    resident_bytes: dict[str, dict[str, int]] = field(default_factory=dict)
+    """What stays in the memory of each rank, by what it is."""
 
     @classmethod
     def from_json(cls, value: object) -> AccelerationReport:
@@ -75,6 +84,8 @@ class AccelerationReport(FileRecord):
             expected_acceleration=given.texts("expected_acceleration") or (),
             routes=routes_of(value),
             kernels=given.text("kernels"),
+            counters=_by_rank(given, "counters"),
+            resident_bytes=_by_rank(given, "resident_bytes"),
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -84,4 +95,6 @@ class AccelerationReport(FileRecord):
             "expected_acceleration": list(self.expected_acceleration),
             "routes": {name: route.to_json() for name, route in self.routes.items()},
             "kernels": self.kernels,
+            "counters": self.counters,
+            "resident_bytes": self.resident_bytes,
         }

@@ -70,6 +70,11 @@ class JsonFields:
         value = self.object(name)
         return None if value is None else {str(key): item for key, item in value.items() if isinstance(item, dict)}
 
+    def integers_by_name(self, name: str) -> dict[str, int] | None:
+        """Return an object of whole numbers; other values in it are left out."""
+        value = self.object(name)
+        return None if value is None else {str(key): item for key, item in value.items() if type(item) is int}
+
     def texts_by_name(self, name: str) -> dict[str, str] | None:
         """Return an object of strings; other values in it are left out."""
         value = self.object(name)

@@ -79,6 +79,8 @@ class PlanRecord(FileRecord):
     machine: dict[str, Any] | None = None
     versions: dict[str, str] | None = None
     warnings: tuple[str, ...] | None = None
+    rehearsal: str | None = None
+    """Says that the machine is no V100's; None where it is one's."""
 
     @classmethod
     def from_json(cls, value: object) -> PlanRecord:
@@ -106,6 +108,7 @@ class PlanRecord(FileRecord):
             machine=given.object("machine"),
             versions=given.texts_by_name("versions"),
             warnings=given.texts("warnings"),
+            rehearsal=given.text("rehearsal"),
         )
 
     def to_json(self) -> dict[str, Any]:

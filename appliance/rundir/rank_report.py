@@ -27,19 +27,21 @@ class RankReport(Record):
     counters: dict[str, int] = field(default_factory=dict)
     refused: str | None = None
     """The line by which this rank refused to start."""
+    resident_bytes: dict[str, int] = field(default_factory=dict)
+    """What stays in its memory once it serves, by what it is."""
 
     @classmethod
     def from_json(cls, value: object) -> RankReport:
         """See Record."""
         given = JsonFields(value)
-        counters = {name: int(count) for name, count in (given.object("counters") or {}).items() if type(count) is int}
         return cls(
             pid=given.integer("pid"),
             at=given.number("at"),
             routes=routes_of(value),
             kernels=given.texts_by_name("kernels") or {},
-            counters=counters,
+            counters=given.integers_by_name("counters") or {},
             refused=given.text("refused"),
+            resident_bytes=given.integers_by_name("resident_bytes") or {},
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -52,6 +54,7 @@ class RankReport(Record):
             "routes": {name: route.to_json() for name, route in self.routes.items()},
             "counters": self.counters,
             "refused": self.refused,
+            "resident_bytes": self.resident_bytes,
         }
 
     def write(self, run_dir: Path, rank: int) -> None:

@@ -17,7 +17,7 @@ from appliance.health import judge
 from appliance.rundir.cache_start import CacheStart
 from appliance.rundir.heartbeat import Heartbeat
 from appliance.rundir.phase import ON_THE_WAY
-from appliance.sidecar import acceleration, metrics_cache, metrics_gpus
+from appliance.sidecar import acceleration, metrics_cache, metrics_gpus, metrics_ranks
 from appliance.sidecar.metadata import versions
 from appliance.sidecar.records import living_phase
 
@@ -76,7 +76,9 @@ class Facts(Collector):
             # Of a dead engine the heartbeat is a memory: its requests are neither running nor waiting.
             yield from _beat(Heartbeat.read(run_dir), now)
             known, problem = services.engine.known, services.engine.problem()
-            yield from _routes(acceleration.newest(run_dir, known, problem))
+            told = acceleration.newest(run_dir, known, problem)
+            yield from _routes(told)
+            yield from metrics_ranks.collect(told)
             yield GaugeMetricFamily(
                 "appliance_acceleration_report_stale",
                 "1 when the engine does not answer for its routes now, so that the last known ones are told.",

@@ -9,7 +9,7 @@ Each folder has those of these files that it needs; whoever wants one kind asks 
     cases.py      cases(scope): shapes for the suite, the self-test and the benchmark; imports no torch
     subject.py    SUBJECTS: inputs, gates and bytes moved, for the proof
     predict.py    launches(step): grid and buffers of a step's launches, for the predicting model; imports no torch
-    tune.py       tune(ranks, device, report) and ROWS: candidates timed on the card
+    tune.py       trials(ranks, device): candidates to time on the card; tune(…) and ROWS where there is a choice
 """
 
 from __future__ import annotations

@@ -45,6 +45,8 @@ class Kernel:
     `name` is unique, in the operator's words; `source` is relative to `csrc/`; `entry` is the `extern "C"` name;
     `params` has one letter of `PARAMETER_BYTES` for each parameter in order (the build checks it against the compiled
     code); `constants` names every macro that the source wants, `THREADS` (threads of a block) always among them.
+    `awaits_gpu` says that no GPU has run it yet: it is built, emulated and predicted, and serves nobody. The record in
+    `verification/` vouches for every specialisation of the others.
     """
 
     name: str
@@ -52,6 +54,7 @@ class Kernel:
     entry: str
     params: str
     constants: tuple[str, ...]
+    awaits_gpu: bool = False
 
     def __post_init__(self) -> None:
         assert re.fullmatch(r"[a-z][a-z0-9_]*", self.name), self.name
@@ -126,17 +129,25 @@ def sources_of(source: str, csrc: Path = CSRC) -> dict[str, str]:
 
 
 def build_key(spec: Specialisation, compiler: str, csrc: Path = CSRC) -> str:
-    """Return the hash of all that decides the machine code: sources, constants, signature, flags, compiler."""
-    record = [
+    """Return the hash of all that decides the machine code: what `proof_key` covers, and the compiler."""
+    return hashlib.sha256(json.dumps([*_decided_by(spec, csrc), compiler]).encode()).hexdigest()
+
+
+def proof_key(spec: Specialisation, csrc: Path = CSRC) -> str:
+    """Return the hash of sources, constants, signature and flags: what a verification record vouches for."""
+    return hashlib.sha256(json.dumps(_decided_by(spec, csrc)).encode()).hexdigest()
+
+
+def _decided_by(spec: Specialisation, csrc: Path) -> list[object]:
+    return [
         sorted(sources_of(spec.kernel.source, csrc).items()),
         *(spec.kernel.entry, spec.kernel.params, spec.shared_bytes),
-        *(sorted(spec.constants.items()), FLAGS, compiler),
+        *(sorted(spec.constants.items()), FLAGS),
     ]
-    return hashlib.sha256(json.dumps(record).encode()).hexdigest()
 
 
 def source_hash(csrc: Path = CSRC) -> str:
-    """Return the hash of all device code and of the registered table: what a verification record is tied to."""
+    """Return the hash of all device code and of the registered table: what a build and a tuning record are tied to."""
     files = sorted(path for path in csrc.rglob("*") if path.suffix in (".cu", ".cuh"))
     texts = [(path.relative_to(csrc).as_posix(), path.read_text(encoding="utf-8")) for path in files]
     table = [(spec.name, spec.kernel.source, spec.kernel.entry, spec.kernel.params) for spec in registered()]

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from sm70_kernels import dispatch
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -21,28 +23,33 @@ def register(
     cpu: Callable[..., Any],
     fake: Callable[..., Any],
     mutates: tuple[str, ...] = (),
+    counts_itself: bool = False,
+    awaits_gpu: bool = False,
 ) -> None:
     """Register `NAME(arguments) -> results` with its three implementations.
 
     `fake` gives empty tensors of the results' shapes and types. All results are new and packed. `mutates` names the
     arguments that the operator changes, in the schema's order; the schema must mark just these, `Tensor(a!) name`, or
     AssertionError is raised: torch.compile treats all others as unchanged. With `cuda=None` no kernel
-    exists: the operator's CPU implementation, plain torch, runs on CUDA too, and `has_kernel` says no.
+    exists: the operator's CPU implementation, plain torch, runs on CUDA too, and `has_kernel` says no. The same holds
+    with `awaits_gpu`, until `dispatch.try_awaiting`: a kernel that no GPU has run serves nobody. Calls are counted
+    (`sm70_kernels.dispatch`), those of the kernel by `cuda` where it `counts_itself`.
     """
     name = schema.partition("(")[0]
     parsed = torch._C.parse_schema(schema)
     marked = tuple(each.name for each in parsed.arguments if each.alias_info is not None and each.alias_info.is_write)
     assert marked == mutates, f"sm70.{name} is said to change {mutates}, and its schema marks {marked}"
     LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
-    LIBRARY.impl(name, cpu if cuda is None else cuda, "CUDA")
-    LIBRARY.impl(name, cpu, "CPU")
+    plain = dispatch.by_reference(name, cpu)
+    LIBRARY.impl(name, plain if cuda is None else dispatch.on_cuda(name, cuda, cpu, counts_itself), "CUDA")
+    LIBRARY.impl(name, plain, "CPU")
     torch.library.register_fake(f"sm70::{name}", fake, lib=LIBRARY)
     if cuda is not None:
-        _KERNELS.add(name)
+        (dispatch.AWAITING if awaits_gpu else _KERNELS).add(name)
 
 
 def has_kernel(name: str) -> bool:
-    """Say whether `torch.ops.sm70.NAME` is registered with a kernel of ours, not only with its reference."""
+    """Say whether `torch.ops.sm70.NAME` runs a kernel of ours, one that a GPU has proven, and not its reference."""
     return name in _KERNELS
 
 

@@ -31,6 +31,15 @@ def test_without_ranks_the_report_is_what_the_engine_wrote() -> None:
     }
 
 
+def test_what_ranks_count_and_keep_is_told_by_rank() -> None:
+    counts, kept = {"compile_graph.eager": 3, "odd": "x", "yes": True}, {"graphs": 1000}
+    one = RankReport.from_json({"counters": counts, "resident_bytes": kept})
+    assert RankReport.from_json(one.to_json()) == one
+    found = gathered(whole(), {1: one, 0: rank()}, 2)
+    assert found["counters"] == {"0": {}, "1": {"compile_graph.eager": 3}}
+    assert found["resident_bytes"] == {"0": {}, "1": kept}
+
+
 def test_ranks_that_agree_are_told_once_with_the_details_of_each() -> None:
     found = gathered(whole("gdn_decode"), {0: rank(dispatched=3), 1: rank(dispatched=4)}, 2)
     route = found["routes"]["gdn_decode"]

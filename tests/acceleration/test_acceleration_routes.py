@@ -41,6 +41,11 @@ def test_report_lists_every_route_and_what_is_missing() -> None:
     assert found["routes"]["fp8_dense"]["switch"] == "fp8_dense"
 
 
+def test_a_report_says_that_its_start_is_a_rehearsal() -> None:
+    assert report("p", (), states(), "rehearsal: on another card")["rehearsal"] == "rehearsal: on another card"
+    assert report("p", (), states())["rehearsal"] is None
+
+
 def test_on_the_cpu_engine_no_route_applies_and_none_is_missed() -> None:
     found = all_not_applicable("portable_smollm2")
     assert {(route["state"], route["reason"]) for route in found["routes"].values()} == {

@@ -121,6 +121,15 @@ def test_stable_steps_of_every_repeat(run_dir: Path, tmp_path: Path, capsys: pyt
     assert "Stable" not in capsys.readouterr().err
 
 
+def test_a_rehearsal_is_told_before_all_other_notes(run_dir: Path, tmp_path: Path) -> None:
+    line = "rehearsal: no time and no rate that it gives is a V100's"
+    rundir.write(run_dir, rundir.PLAN, {**(rundir.read(run_dir, rundir.PLAN) or {}), "rehearsal": line})
+    engine = Engine(run_dir)
+    with running(engine):
+        assert bench(engine, run_dir, "--out", str(tmp_path / "out")) == 0
+    assert results.read(tmp_path / "out" / "decode-20x40-c4.json").notes[0] == f"WARNING: {line}"
+
+
 def test_prompts_are_new_for_every_repeat_and_the_same_when_cached(run_dir: Path) -> None:
     for words, kinds in (((), 3 * BATCH), (("--cached",), BATCH)):
         engine = Engine(run_dir)

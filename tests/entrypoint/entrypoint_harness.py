@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 import urllib.request
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from appliance import rundir
-from tests.waiting import LIMIT_S, until
+from tests.waiting import LIMIT_S, free_port, until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,12 +20,6 @@ if TYPE_CHECKING:
 
 DATA = Path(__file__).parent / "data"
 KEY = "a-very-secret-key"
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class Started:

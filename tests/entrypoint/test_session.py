@@ -16,8 +16,8 @@ import psutil
 import pytest
 
 from appliance.health import judge
-from tests.entrypoint.entrypoint_harness import Started, free_port
-from tests.waiting import LIMIT_S
+from tests.entrypoint.entrypoint_harness import Started
+from tests.waiting import LIMIT_S, free_port
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -84,6 +84,17 @@ def findings(request: pytest.FixtureRequest) -> Findings:
     return request.config.stash[FINDINGS]
 
 
+@pytest.fixture(autouse=True, scope="session")
+def awaiting_kernels() -> None:
+    """Run the kernels that no GPU has run yet: this suite is what they await."""
+    from sm70_kernels import dispatch, families
+    from sm70_kernels.launch import module
+
+    list(families.modules("operator"))
+    dispatch.try_awaiting()
+    module.take_cubins_on_turing()
+
+
 @pytest.fixture(autouse=True)
 def launched(request: pytest.FixtureRequest) -> Iterator[None]:
     """After each test, note which specialisations have been launched."""

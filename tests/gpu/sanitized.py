@@ -18,12 +18,13 @@ from unittest import mock
 
 import torch
 
+from sm70_kernels import dispatch
 from sm70_kernels.build import store
 from sm70_kernels.cases import cases as cases_of
 from sm70_kernels.launch import launcher
-from sm70_kernels.proof.prove import exact, relative_error
+from sm70_kernels.proof.prove import relative_error
 from sm70_kernels.proof.sanitizer import announcement
-from sm70_kernels.proof.subject import Subject, as_tuple, copied, subjects
+from sm70_kernels.proof.subject import Subject, copied, subjects
 
 if TYPE_CHECKING:
     from sm70_kernels.cases import Case
@@ -71,9 +72,9 @@ def failed(subject: Subject, case: Case) -> str:
 
 def _failed(subject: Subject, case: Case) -> str:
     arguments = subject.inputs(case, CPU)
-    results = as_tuple(subject.run(*(copied(each, GPU) for each in arguments)))
+    results = subject.results([copied(each, GPU) for each in arguments])
     torch.cuda.synchronize()
-    wanted = as_tuple(subject.reference(*map(exact, arguments)))
+    wanted = subject.wanted(arguments)
     error = max(relative_error(out.to(CPU), right) for out, right in zip(results, wanted, strict=True))
     return "" if error <= subject.gate else f"{case.name}: relative error {error:.2e}"
 
@@ -82,7 +83,9 @@ def main() -> int:
     """Run the chosen cases while time lasts. Returns 1 when a result is wrong."""
     start, limit = time.monotonic(), float(sys.argv[1])
     announce_launches()
-    every = [each for name, each in subjects().items() if name in sys.argv[2:] or len(sys.argv) == 2]
+    every_subject = subjects()
+    dispatch.try_awaiting()
+    every = [each for name, each in every_subject.items() if name in sys.argv[2:] or len(sys.argv) == 2]
     turns = itertools.zip_longest(*([(subject, case) for case in chosen(subject)] for subject in every))
     work = [pair for turn in turns for pair in turn if pair is not None]
     done, wrong = 0, []

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from sm70_kernels import qwen38
+from sm70_kernels import dispatch, qwen38
 from sm70_kernels.activation import table as gates
 from sm70_kernels.build import store
 from sm70_kernels.cases import Case
@@ -19,7 +19,8 @@ from sm70_kernels.errors import KernelError
 from sm70_kernels.launch import launcher
 from sm70_kernels.norm.table import MANY_ROWS
 from sm70_kernels.proof.prove import same_bits
-from sm70_kernels.proof.subject import as_tuple, subjects
+from sm70_kernels.proof.subject import as_tuple, copied, subjects
+from sm70_kernels.torch_library import has_kernel
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.gpu
 
+GPU = torch.device("cuda")
+
 OPERATORS = [
     name
     for name in subjects()
@@ -35,9 +38,18 @@ OPERATORS = [
 ]
 """Those that return something; the others change their arguments, and attention's prefill waits for the device."""
 
+IN_PLACE = [
+    name
+    for name in subjects()
+    if (has_kernel(name) or name in dispatch.AWAITING)
+    and not getattr(torch.ops.sm70, name).default._schema.returns
+    and not name.endswith("_prefill")
+]
+"""Those that only change their arguments, and have a kernel."""
+
 
 def arguments_of(operator: str, case: int = 0) -> tuple[Any, ...]:
-    return subjects()[operator].inputs(cases_of(operator, "selftest")[case], torch.device("cuda"))
+    return subjects()[operator].inputs(cases_of(operator, "selftest")[case], GPU)
 
 
 @pytest.mark.parametrize("operator", OPERATORS)
@@ -62,6 +74,21 @@ def test_a_replayed_graph_gives_the_eager_bits(
     graph.replay()
     torch.cuda.synchronize()
     findings.graphs[operator] = same_bits(captured, as_tuple(function(*arguments)))
+    assert findings.graphs[operator]
+
+
+@pytest.mark.parametrize("operator", IN_PLACE)
+def test_a_replayed_graph_changes_its_arguments_as_an_eager_call_does(operator: str, findings: Findings) -> None:
+    subject, arguments = subjects()[operator], arguments_of(operator)
+    fresh = [[copied(each, GPU) for each in arguments] for _ in range(2)]
+    findings.graphs[operator] = False
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = subject.results(fresh[0])
+    # The capture ran nothing: every argument still is as it was made.
+    graph.replay()
+    torch.cuda.synchronize()
+    findings.graphs[operator] = same_bits(captured, subject.results(fresh[1]))
     assert findings.graphs[operator]
 
 

@@ -19,14 +19,14 @@ from sm70_kernels.predict.step import launches_of
 from sm70_kernels.proof.prove import prove
 from sm70_kernels.proof.subject import subjects
 from sm70_kernels.tuning import record
-from sm70_kernels.tuning.tune import chosen, tune
+from sm70_kernels.tuning.tune import chosen, trials, tune
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 PACKAGE = Path(sm70_kernels.__file__).parent
 FILES = {"__init__", "table", "operator", "pack", "reference", "cases", "subject", "predict", "tune", "choice"}
-FILES |= {"budget", "kv_format", "recurrence"}  # what a reference and an operator share
+FILES |= {"alternatives", "budget", "kv_format", "recurrence", "checks", "log"}  # shared inside a family
 
 WITHOUT_TORCH = """
 import sys
@@ -140,6 +140,10 @@ def launches(step):
     "tune.py": """
 from dataclasses import dataclass
 
+from sm70_kernels.predict.launch import Launch
+from sm70_kernels.toy import table
+from sm70_kernels.tuning.trial import Candidate, Trial
+
 
 @dataclass(frozen=True)
 class ToyTiming:
@@ -151,9 +155,14 @@ class ToyTiming:
 ROWS = {"toy_timings": ToyTiming}
 
 
-def tune(ranks, device, report):
-    report(f"toy: candidate 0 chosen on {device}")
+def tune(ranks, device, report, *, compiling):
+    report(f"toy: candidate 0 chosen on {device}, compiling {compiling}")
     return {"toy_timings": (ToyTiming(ranks, (1.5, 2.0), 0),)}
+
+
+def trials(ranks, device):
+    (spec,) = table.SPECIALISATIONS
+    yield Trial("toy", f"ranks={ranks}", (Candidate(spec, Launch(1, ()), (lambda: None,)),))
 """,
 }
 
@@ -207,6 +216,9 @@ def test_a_new_family_costs_one_folder_and_one_line(
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: "Tesla V100-SXM2-16GB")
     lines: list[str] = []
     found = tune(4, torch.device("cpu"), lines.append)
-    assert lines == ["toy: candidate 0 chosen on cpu"]
+    assert lines == ["toy: candidate 0 chosen on cpu, compiling False"]
+    tune(4, torch.device("cpu"), lines.append, compiling=True)
+    assert lines[1:] == ["toy: candidate 0 chosen on cpu, compiling True"]
+    assert [(each.family, each.what) for each in trials(4, torch.device("cpu"))] == [("toy", "ranks=4")]
     assert chosen(found) == 1
     assert record.parse(record.dump(found)) == found

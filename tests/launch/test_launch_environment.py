@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from appliance.acceleration import platforms
 from appliance.errors import ConfigurationError
 from appliance.launch import environment
 from appliance.launch.plan import Sourced
@@ -24,12 +25,14 @@ def build(
     gpus: Sequence[int] = (),
     offline: bool = False,
     require: bool = False,
+    platform: str = platforms.AUTO,
 ) -> tuple[dict[str, Sourced], list[str]]:
     return environment.engine_environment(
         state_dir=Sourced("/state", "default"),
         run_dir=Sourced("/run/appliance", "environment APPLIANCE_RUN_DIR"),
         offline=Sourced(offline, "default"),
         require_acceleration=Sourced(require, "command line"),
+        platform=Sourced(platform, "command line"),
         profile=("p", profile),
         gpus=gpus,
         user=user,

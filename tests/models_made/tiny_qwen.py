@@ -87,7 +87,7 @@ def make(folder: Path, shape: Shape | None = None, seed: int = 20261201) -> Path
     folder.mkdir(parents=True, exist_ok=True)
     weights = _weights(shape, seed)
     save_file(weights.tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    ids = _tokenizer(folder, shape.vocabulary)
+    ids = write_tokenizer(folder, shape.vocabulary)
     _write(folder / "config.json", _config(shape, ids, weights.unquantised))
     _write(folder / "generation_config.json", {"eos_token_id": [ids[EOS]], "bos_token_id": ids[EOS]})
     return folder
@@ -146,8 +146,8 @@ def _mlp_and_norms(weights: _Weights, name: str, shape: Shape) -> None:
         weights.plain(f"{name}.{norm}.weight", weights.random(shape.hidden, scale=0.05))
 
 
-def _tokenizer(folder: Path, size: int) -> dict[str, int]:
-    """Write a tokenizer of one token a byte and return the ids of the special tokens."""
+def write_tokenizer(folder: Path, size: int) -> dict[str, int]:
+    """Write a tokenizer of one token a byte and `size` in all; returns the ids of the special tokens."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {token: number for number, token in enumerate(alphabet)}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))

@@ -56,6 +56,7 @@ PLAIN = st.recursive(
     lambda inner: st.lists(inner, max_size=2) | st.dictionaries(TEXTS, inner, max_size=2),
     max_leaves=4,
 )
+FIGURES = st.dictionaries(TEXTS, st.dictionaries(TEXTS, INTEGERS, max_size=3), max_size=3)
 ROUTES = st.dictionaries(
     TEXTS,
     st.builds(RouteReport, st.none() | TEXTS, st.none() | TEXTS, details=st.dictionaries(TEXTS, PLAIN)),
@@ -73,6 +74,9 @@ BY_FIELD: dict[tuple[type[Record], str], st.SearchStrategy[Any]] = {
     (RankReport, "routes"): ROUTES,
     (RankReport, "kernels"): st.dictionaries(TEXTS, TEXTS, max_size=3),
     (RankReport, "counters"): st.dictionaries(TEXTS, INTEGERS, max_size=3),
+    (RankReport, "resident_bytes"): st.dictionaries(TEXTS, INTEGERS, max_size=3),
+    (AccelerationReport, "counters"): FIGURES,
+    (AccelerationReport, "resident_bytes"): FIGURES,
     (RouteReport, "details"): st.dictionaries(TEXTS, PLAIN, max_size=2),
     (SourcedValue, "value"): PLAIN,
     (SourcedValue, "source"): TEXTS,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import threading
-import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -23,6 +22,7 @@ from appliance.sidecar.options import Options
 from appliance.sidecar.services import Services
 from appliance.topology import recorded
 from tests.requirement import required
+from tests.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -103,13 +103,6 @@ def opened(chromium: Chrome, url: str, *, width: int = 1100, dark: bool = False)
 def text(chromium: Chrome, selector: str = "body") -> str:
     found: str = chromium.execute_script("return document.querySelector(arguments[0]).innerText", selector)
     return found
-
-
-def until(true: Callable[[], Any], seconds: float = 30.0) -> None:
-    end = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < end, f"not within {seconds:g} s"
-        time.sleep(0.1)
 
 
 def logged(chromium: Chrome, kind: str) -> list[dict[str, Any]]:

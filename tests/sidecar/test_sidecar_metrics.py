@@ -192,6 +192,43 @@ def test_names_that_are_no_routes_make_no_series(scrape: Callable[[], Samples], 
     assert not [key for key in scrape() if "made_up" in key]
 
 
+def test_what_each_rank_counts_and_keeps(scrape: Callable[[], Samples], put: Put) -> None:
+    counts = {
+        "compile_graph.eager": 3,
+        "compile_graph.full_graph": 40,
+        "compile_graph.replays.full_32": 40,
+        "nonfinite_requests": 2,
+        "dense_w8a16.kernel": 50,
+        "dense_w8a16.kernel.rows": 1600,
+        "gdn_decode.triton": 9,
+        "made_up.kernel": 1,
+        "rms_norm.made_up": 1,
+    }
+    put(
+        acceleration={
+            "routes": {},
+            "counters": {"0": counts, "1": {}, "made up": counts, "99": counts, "²": counts},
+            "resident_bytes": {"0": {"graphs": 1000, "made_up": 1}, "1": {}},
+        }
+    )
+    told = ("appliance_rank_steps", "appliance_operator", "appliance_nonfinite", "appliance_resident")
+    assert {name: value for name, value in scrape().items() if name.startswith(told)} == {
+        "appliance_rank_steps_total{full_graph,0}": 40,
+        "appliance_rank_steps_total{piecewise_graph,0}": 0,
+        "appliance_rank_steps_total{eager,0}": 3,
+        "appliance_rank_steps_total{full_graph,1}": 0,
+        "appliance_rank_steps_total{piecewise_graph,1}": 0,
+        "appliance_rank_steps_total{eager,1}": 0,
+        "appliance_operator_calls_total{dense_w8a16,kernel,0}": 50,
+        "appliance_operator_calls_total{gdn_decode,triton,0}": 9,
+        "appliance_operator_rows_total{dense_w8a16,kernel,0}": 1600,
+        "appliance_operator_rows_total{gdn_decode,triton,0}": 0,
+        "appliance_nonfinite_requests_total{0}": 2,
+        "appliance_nonfinite_requests_total{1}": 0,
+        "appliance_resident_bytes{0,graphs}": 1000,
+    }
+
+
 KEY = "0" * 32
 
 

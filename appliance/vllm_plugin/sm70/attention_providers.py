@@ -31,22 +31,14 @@ class Kernels:
 
 def choose(kv_dtype: str, heads: int, head: int) -> Kernels:
     """Return the functions for a layer with `heads` query heads of `head` numbers on this machine."""
-    from vllm.platforms import current_platform
-
-    cuda = bool(current_platform.is_cuda())
-    enabled = providers.switched_on("attention_backend")
-    for name in ("kv_cache_write", "attention_decode", "attention_prefill"):
-        if providers.kept(name) is None:
-            # Triton knows no FP8 below capability 8.9.
-            usable = name == "attention_decode" and kv_dtype == "auto"
-            triton = (lambda: triton_fails(heads, head)) if usable else None
-            kernel = operators.has_kernel(name)
-            choice = providers.choose(name, kernel=kernel, enabled=enabled, cuda=cuda, triton=triton)
-            providers.keep(choice, "attention_backend")
-    chosen = providers.kept("attention_decode")
-    own = operators.operator("attention_decode")
-    triton_serves = chosen is not None and chosen.provider == "triton"
-    decode = TritonDecode(heads, head, own, most_sequences()) if triton_serves else own
+    # Triton knows no FP8 below capability 8.9.
+    usable = kv_dtype == "auto"
+    decode: Callable[..., None] = operators.operator("attention_decode")
+    chosen = providers.bind("attention_decode", (lambda: triton_fails(heads, head)) if usable else None)
+    if chosen.provider == "triton":
+        decode = TritonDecode(heads, head, decode, most_sequences())
+    for name in ("kv_cache_write", "attention_prefill"):
+        providers.bind(name)
     return Kernels(operators.operator("kv_cache_write"), decode, operators.operator("attention_prefill"))
 
 
@@ -79,6 +71,7 @@ class TritonDecode:
             return
         from vllm.v1.attention.ops.triton_unified_attention import unified_attention
 
+        operators.count("attention_decode", "triton", sequences)
         output, greatest, total = self._scratch
         keys, values = kv_cache.unbind(1)
         shape = (sequences, kv_cache.shape[3])
@@ -108,12 +101,21 @@ class TritonDecode:
         )
 
 
+_SCRATCH: list[torch.Tensor] = []
+
+
 @cache
 def scratch(sequences: int, heads: int, head: int, gpu: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return what the decode kernel writes between its two passes; every layer of a size uses the same."""
     shapes = ((sequences, heads, SEGMENTS, head), (sequences, heads, SEGMENTS), (sequences, heads, SEGMENTS))
     output, greatest, total = (torch.empty(shape, dtype=torch.float32, device=f"cuda:{gpu}") for shape in shapes)
+    _SCRATCH.extend((output, greatest, total))
     return output, greatest, total
+
+
+def scratch_bytes() -> int:
+    """Return the bytes of all that `scratch` gave in this process."""
+    return sum(each.nbytes for each in _SCRATCH)
 
 
 def most_sequences() -> int:
@@ -126,18 +128,14 @@ def most_sequences() -> int:
 
 @cache
 def triton_fails(heads: int, head: int) -> str:
-    """Try upstream's decode attention on the current GPU against the reference, twice; return why it cannot be used."""
+    """Try upstream's decode attention on the current GPU against the reference; return why it cannot be used."""
     own = operators.operator("attention_decode")
-    try:
-        wanted = _tried(own, heads, head)
-        triton = TritonDecode(heads, head, own, 3)
-        got, again = _tried(triton, heads, head), _tried(triton, heads, head)
-    except Exception as error:  # noqa: BLE001 - a compiler's errors have no common class
-        return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no message'}"
-    if not torch.equal(got, again):
-        return "the result differs between two runs"
-    difference = float((got.float() - wanted.float()).abs().max())
-    return "" if difference <= TOLERANCE else f"off the reference by {difference:.1e}; {TOLERANCE:.0e} is allowed"
+
+    def tried(function: Callable[..., None]) -> Callable[[], tuple[torch.Tensor]]:
+        return lambda: (_tried(function, heads, head),)
+
+    candidate = TritonDecode(heads, head, own, 3)
+    return providers.differs(tried(own), tried(candidate), lambda _: TOLERANCE)
 
 
 def _tried(function: Callable[..., None], heads: int, head: int) -> torch.Tensor:

@@ -6,16 +6,17 @@ import logging
 from typing import TYPE_CHECKING
 
 from vllm.config import get_current_vllm_config
-from vllm.model_executor.layers.mamba.gdn_linear_attn import GatedDeltaNetAttention
 from vllm.model_executor.model_loader import register_model_loader
 from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
 from vllm.model_executor.model_loader.dummy_loader import DummyModelLoader
 from vllm.model_executor.models.utils import PPMissingLayer, StageMissingLayer
 
-from appliance.vllm_plugin.sm70 import activation, full_attention
+from appliance.vllm_plugin.sm70 import full_attention
 from appliance.vllm_plugin.sm70.checkpoint_layout import Absent, TensorCheck, canonical, shards_of, unmatched
-from appliance.vllm_plugin.sm70.linear_fp8 import KeptWeightMethod, Sm70Fp8Config, Sm70Fp8LinearMethod
+from appliance.vllm_plugin.sm70.fp8_config import Sm70Fp8Config
+from appliance.vllm_plugin.sm70.linear_fp8 import Sm70Fp8LinearMethod, pair_gate_up
 from appliance.vllm_plugin.sm70.lm_head import Sm70Fp8HeadMethod
+from appliance.vllm_plugin.sm70.platform_rules import LOAD_FORMATS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -23,8 +24,8 @@ if TYPE_CHECKING:
     import torch
     from vllm.config import ModelConfig
 
-LOAD_FORMATS = ("auto", "hf", "safetensors")
-"""Formats whose loader we replace; `dummy` besides, which loads nothing and so has nothing to check."""
+DUMMY = "dummy"
+"""The format that loads nothing and so has nothing to check."""
 
 KV_PARAMETERS = ("k_scale", "v_scale", "q_scale", "prob_scale")
 
@@ -61,11 +62,8 @@ class Sm70DummyLoader(DummyModelLoader):  # type: ignore[misc]
 
 def prepare(model: torch.nn.Module) -> None:
     """Tell a fresh model's layers what they cannot see for themselves, before its weights come."""
-    activation.pair_gate_up(model)
+    pair_gate_up(model)
     full_attention.bind(model)
-    for module in model.modules():
-        if isinstance(module, GatedDeltaNetAttention):
-            module.conv1d.quant_method = KeptWeightMethod()
 
 
 def check_of(model: torch.nn.Module, model_config: ModelConfig) -> TensorCheck | None:
@@ -133,7 +131,6 @@ def register() -> None:
     from vllm.model_executor.model_loader import _LOAD_FORMAT_TO_MODEL_LOADER as REGISTERED
 
     for load_format in LOAD_FORMATS:
-        if REGISTERED.get(load_format) is not Sm70ModelLoader:
-            register_model_loader(load_format)(Sm70ModelLoader)
-    if REGISTERED.get("dummy") is not Sm70DummyLoader:
-        register_model_loader("dummy")(Sm70DummyLoader)
+        loader = Sm70DummyLoader if load_format == DUMMY else Sm70ModelLoader
+        if REGISTERED.get(load_format) is not loader:
+            register_model_loader(load_format)(loader)

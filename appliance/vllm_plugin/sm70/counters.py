@@ -1,19 +1,28 @@
-"""How often each route's code was entered in this process: by Python, or while a graph was captured.
+"""What this process counts: steps, broken requests, and the calls of every operator by who served it.
 
-The replay of a CUDA graph enters no Python and counts nothing; steps that were replays are told by the step record.
+A count is one dictionary entry that is replaced or added to by the step's thread, without a lock; others may read.
 """
 
 from __future__ import annotations
 
+import sys
+from typing import TYPE_CHECKING
+
+from appliance.acceleration.routes import ROUTES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+ALONE = {"fp8_prefill": ("dense_w8a16.expansion", "dense_w8a16_silu_mul.expansion"), "mixed_batch_resident_decode": ()}
+"""What is dispatched by a route that shares its operators with another; of all others, whatever its kernels served."""
+
 
 class Counters:
-    """Named counts, such as `fp8_dense` or `fp8_dense.rows32`; one instance a worker, counted by its step thread.
+    """Named counts, such as `compile_graph.eager`; `dispatches` gives those of operators and graphs when asked."""
 
-    Reading while another thread counts is safe: a count is one dictionary entry that is replaced.
-    """
-
-    def __init__(self) -> None:
+    def __init__(self, dispatches: Callable[[], dict[str, int]] = dict) -> None:
         self._counts: dict[str, int] = {}
+        self._dispatches = dispatches
 
     def count(self, name: str, times: int = 1) -> None:
         """Add to a count."""
@@ -21,20 +30,34 @@ class Counters:
 
     def snapshot(self) -> dict[str, int]:
         """Return every count so far, by name."""
-        return dict(sorted(self._counts.copy().items()))
+        return dict(sorted((self._counts.copy() | self._dispatches()).items()))
 
     def of_route(self, route: str) -> dict[str, int]:
-        """Return the counts of one route: that of its own name under `dispatched`, the others by what follows the dot.
+        """Return the counts of one route.
 
-        A route that was never entered has `dispatched` 0.
+        `dispatched` is how often its own code ran, 0 where it never did. Counts that begin with the route's name follow
+        by what comes after the dot, then those of its operators: `OPERATOR.PROVIDER` calls, and their rows.
         """
-        found = {"dispatched": 0}
-        for name, count in self.snapshot().items():
-            base, _, rest = name.partition(".")
-            if base == route:
-                found[rest or "dispatched"] = count
-        return found
+        operators = ROUTES[route].operators
+        found, served = {"dispatched": 0}, {}
+        # A route and an operator may have the same name.
+        for names in (self._counts.copy(), self._dispatches()):
+            for name, count in sorted(names.items()):
+                base, _, rest = name.partition(".")
+                if base in operators and rest:
+                    served[name] = count
+                elif base == route:
+                    found[rest or "dispatched"] = count
+        kernels = ALONE.get(route, tuple(f"{operator}.kernel" for operator in operators))
+        found["dispatched"] += sum(served.get(name, 0) for name in kernels)
+        return found | served
 
 
-COUNTERS = Counters()
+def _of_this_process() -> dict[str, int]:
+    # Not imported for this: a process that binds no layer has dispatched nothing.
+    graphs = sys.modules.get("appliance.vllm_plugin.sm70.graph_dispatches")
+    return {} if graphs is None else graphs.dispatches()
+
+
+COUNTERS = Counters(_of_this_process)
 """This process's own."""

@@ -218,9 +218,12 @@ def multiply(
     operator: Callable[..., torch.Tensor],
 ) -> torch.Tensor:
     """Return what a dense operator makes of x and the packed pieces of a layer, side by side, plus the bias."""
-    outs = []
-    for number, constants in enumerate(pieces):
-        tensors = [getattr(layer, f"packed_{part}_{number}") for part in ("weight", "scale", "counters")]
-        outs.append(operator(x, *tensors, *constants))
-    out = outs[0] if len(outs) == 1 else torch.cat(outs, dim=-1)
+    n, k, unit = pieces[0]
+    out = operator(x, layer.packed_weight_0, layer.packed_scale_0, layer.packed_counters_0, n, k, unit)
+    if len(pieces) > 1:
+        outs = [out]
+        for number, constants in enumerate(pieces[1:], 1):
+            tensors = [getattr(layer, f"packed_{part}_{number}") for part in ("weight", "scale", "counters")]
+            outs.append(operator(x, *tensors, *constants))
+        out = torch.cat(outs, dim=-1)
     return out if bias is None else out + bias

@@ -14,6 +14,7 @@ from vllm.config import get_current_vllm_config
 from vllm.model_executor.layers.rotary_embedding.mrope import MRotaryEmbedding
 from vllm.model_executor.models.qwen3_next import Qwen3NextAttention
 
+from appliance.vllm_plugin.sm70 import routes
 from appliance.vllm_plugin.sm70.norms import Sm70GemmaRMSNorm
 from appliance.vllm_plugin.sm70.operators import operator
 
@@ -72,7 +73,7 @@ def bind(model: torch.nn.Module) -> int:
     """Give our class to the full attention layers of a model that is not compiled yet; returns how many have it."""
     settings = (get_current_vllm_config().additional_config or {}).get("sm70") or {}
     layers = {name: layer for name, layer in model.named_modules() if type(layer) is Qwen3NextAttention}
-    if settings.get(ROUTE) is False:
+    if settings.get(ROUTE) is False or routes.switched_off(ROUTE):
         return 0
     bound = 0
     for name, layer in layers.items():

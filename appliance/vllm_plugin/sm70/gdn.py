@@ -71,11 +71,13 @@ class Sm70GatedDeltaNetAttention(GatedDeltaNetAttention):  # type: ignore[misc]
     ) -> None:
         conv_state, ssm_state = self.kv_cache[0].transpose(-1, -2), self.kv_cache[1]
         weight = self.conv1d.weight
-        if rows.tokens is None:
+        if rows.tokens is not None:
+            mixed_qkv, b, a, out = (each.index_select(0, rows.tokens) for each in inputs)
+        elif rows.count == inputs[0].size(0):
+            mixed_qkv, b, a, out = inputs
+        else:
             part = slice(rows.first, rows.first + rows.count)
             mixed_qkv, b, a, out = (each[part] for each in inputs)
-        else:
-            mixed_qkv, b, a, out = (each.index_select(0, rows.tokens) for each in inputs)
         layer = (mixed_qkv, b, a, conv_state, weight.view(weight.size(0), weight.size(-1)), ssm_state)
         function(*layer, self.A_log, self.dt_bias, *extra, out, self.num_k_heads // self.tp_size)
         if rows.tokens is not None:

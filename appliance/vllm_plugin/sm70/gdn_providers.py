@@ -18,32 +18,13 @@ TOLERANCE = 2e-2
 
 def decode() -> Callable[..., None]:
     """Return what computes one token a sequence on this machine."""
-    if providers.kept("gdn_decode") is None:
-        from vllm.platforms import current_platform
-
-        choice = providers.choose(
-            "gdn_decode",
-            kernel=operators.has_kernel("gdn_decode"),
-            enabled=providers.switched_on("gdn_decode"),
-            cuda=bool(current_platform.is_cuda()),
-            triton=triton_fails,
-        )
-        providers.keep(choice, "gdn_decode")
-    chosen = providers.kept("gdn_decode")
-    assert chosen is not None
+    chosen = providers.bind("gdn_decode", triton_fails)
     return triton_decode if chosen.provider == "triton" else operators.operator("gdn_decode")
 
 
 def operator(name: str) -> Callable[..., None]:
     """Return `torch.ops.sm70.NAME` for prefill or verification: upstream's kernels for both are not usable on SM70."""
-    if providers.kept(name) is None:
-        from vllm.platforms import current_platform
-
-        kernel = operators.has_kernel(name)
-        cuda = bool(current_platform.is_cuda())
-        route = "gdn_prefill" if name == "gdn_prefill" else "gdn_decode"
-        choice = providers.choose(name, kernel=kernel, enabled=providers.switched_on(route), cuda=cuda, triton=None)
-        providers.keep(choice, route)
+    providers.bind(name)
     return operators.operator(name)
 
 
@@ -64,6 +45,7 @@ def triton_decode(
     from vllm.model_executor.layers.fla.ops import fused_recurrent_gated_delta_rule_packed_decode
     from vllm.model_executor.layers.mamba.ops.causal_conv1d import causal_conv1d_update
 
+    operators.count("gdn_decode", "triton", mixed_qkv.shape[0])
     convolved = causal_conv1d_update(
         mixed_qkv, conv_state, conv_weight, None, "silu", conv_state_indices=state_indices, validate_data=False
     )
@@ -83,19 +65,12 @@ def triton_decode(
 
 @cache
 def triton_fails() -> str:
-    """Try upstream's decode step on the current GPU against the reference, twice; return why it cannot be used."""
-    try:
-        wanted = _tried(operators.operator("gdn_decode"))
-        got, again = _tried(triton_decode), _tried(triton_decode)
-    except Exception as error:  # noqa: BLE001 - a compiler's errors have no common class
-        return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no message'}"
-    for name, one, two, reference in zip(("out", "conv_state", "ssm_state"), got, again, wanted, strict=True):
-        if not torch.equal(one, two):
-            return f"{name} differs between two runs"
-        difference = float((one.float() - reference.float()).abs().max() / reference.float().abs().max())
-        if not difference <= TOLERANCE:
-            return f"{name} is off the reference by {difference:.1e} of its greatest value; {TOLERANCE:.0e} is allowed"
-    return ""
+    """Try upstream's decode step on the current GPU against the reference; return why it cannot be used."""
+    return providers.differs(
+        lambda: _tried(operators.operator("gdn_decode")),
+        lambda: _tried(triton_decode),
+        lambda right: TOLERANCE * float(right.float().abs().max()),
+    )
 
 
 def _tried(function: Callable[..., None]) -> tuple[torch.Tensor, ...]:

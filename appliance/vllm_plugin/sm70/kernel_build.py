@@ -15,8 +15,8 @@ FAMILIES = ("dense", "norm", "activation", "attention", "gdn")
 def operators() -> tuple[frozenset[str], frozenset[str]]:
     """Return every name of the routes that sm70_kernels defines, and those of them that have a kernel.
 
-    A name is an operator `torch.ops.sm70.NAME`, or a kernel of the registry inside one. Both are empty where the
-    package is not installed.
+    A name is an operator `torch.ops.sm70.NAME`, or a kernel of the registry inside one. A kernel that awaits a GPU
+    counts as absent. Both are empty where the package is not installed.
     """
     if importlib.util.find_spec("sm70_kernels") is None:
         return frozenset(), frozenset()
@@ -30,7 +30,7 @@ def operators() -> tuple[frozenset[str], frozenset[str]]:
     from sm70_kernels.torch_library import has_kernel
 
     wanted = {name for route in ROUTES.values() for name in route.operators}
-    inside = wanted & {spec.kernel.name for spec in registry.registered()}
+    inside = wanted & {spec.kernel.name for spec in registry.registered() if not spec.kernel.awaits_gpu}
     defined = {name for name in wanted if hasattr(torch.ops.sm70, name)}
     with_kernel = {name for name in defined if has_kernel(name)} | (inside - defined)
     return frozenset(defined | inside), frozenset(with_kernel)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from vllm.model_executor.custom_op import CustomOp, op_registry_oot
 from vllm.model_executor.layers.layernorm import GemmaRMSNorm, RMSNormGated
 
+from appliance.vllm_plugin.sm70 import routes
 from appliance.vllm_plugin.sm70.operators import operator
 
 if TYPE_CHECKING:
@@ -23,6 +24,8 @@ class Sm70GemmaRMSNorm(GemmaRMSNorm):  # type: ignore[misc]
         super().__init__(hidden_size, eps)
         self._rms_norm = operator("rms_norm")
         self._add_rms_norm = operator("add_rms_norm")
+        if routes.switched_off("gemma_rms_norm"):
+            self._forward_method = self.forward_native
 
     def forward_cuda(
         self, x: torch.Tensor, residual: torch.Tensor | None = None
@@ -43,6 +46,10 @@ class Sm70RMSNormGated(RMSNormGated):  # type: ignore[misc]
     def __init__(self, hidden_size: int, eps: float = 1e-5, **rest: object) -> None:
         super().__init__(hidden_size, eps=eps, **rest)
         self._operator = operator("gated_rms_norm")
+        if routes.switched_off("gated_rms_norm"):
+            # vLLM's own for CUDA is a Triton kernel; its torch version is compiled with the rest.
+            self._forward_method = self.forward_native
+            return
         form = (self.group_size in (None, hidden_size), self.norm_before_gate, self.activation in ("swish", "silu"))
         if not all(form):
             raise ValueError(

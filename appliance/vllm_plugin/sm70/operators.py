@@ -7,11 +7,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
+    from contextlib import AbstractContextManager
 
     import torch
 
     from sm70_kernels.dense.pack import PackedDense
+    from sm70_kernels.dispatch import Counts
 
 _DEFINED_BY = {
     "dense_w8a16": "sm70_kernels.dense.operator",
@@ -43,6 +45,32 @@ def operator(name: str) -> Callable[..., Any]:
     return getattr(torch.ops.sm70, name).default  # type: ignore[no-any-return]
 
 
+def use_references(names: Iterable[str], *, expand: bool) -> None:
+    """Let these operators run their references on CUDA in this process, all others their kernels.
+
+    `expand` says whether the dense operators may expand weights for many rows.
+    """
+    from sm70_kernels import dispatch
+    from sm70_kernels.dense import choice
+
+    dispatch.use_references(names)
+    choice.allow_expansion(expand)
+
+
+def count(name: str, provider: str, rows: int) -> None:
+    """Count a call of an operator's work that somebody else's kernel does."""
+    from sm70_kernels import dispatch
+
+    dispatch.count(name, provider, rows)
+
+
+def counted_apart() -> AbstractContextManager[Counts]:
+    """Return a context whose calls of operators are counted into what it gives, and nowhere else."""
+    from sm70_kernels import dispatch
+
+    return dispatch.apart()
+
+
 def has_kernel(name: str) -> bool:
     """Say whether `torch.ops.sm70.NAME` has a kernel of ours for CUDA, not only its reference."""
     from sm70_kernels.torch_library import has_kernel
@@ -62,7 +90,8 @@ def pack_blocks(weight: torch.Tensor, scale: torch.Tensor, gated: bool) -> Packe
     """Pack an FP8 weight with a scale for each 128 × 128 block; see `sm70_kernels`' function of this name."""
     from sm70_kernels.dense.pack import pack_blocks
 
-    return pack_blocks(weight, scale, gated)
+    # Along N a piece begins where its blocks do (fp8_weights.pieces_of); along K the layer refuses other shards.
+    return pack_blocks(weight, scale, gated, split=(1, 1))
 
 
 def pack_channels(weight: torch.Tensor, scale: torch.Tensor, gated: bool) -> PackedDense:
@@ -70,6 +99,13 @@ def pack_channels(weight: torch.Tensor, scale: torch.Tensor, gated: bool) -> Pac
     from sm70_kernels.dense.pack import pack_channels
 
     return pack_channels(weight, scale, gated)
+
+
+def workspace_bytes() -> int:
+    """Return the bytes that the dense operators' workspaces take in this process."""
+    from sm70_kernels.dense.operator import workspace_bytes
+
+    return workspace_bytes()
 
 
 @cache

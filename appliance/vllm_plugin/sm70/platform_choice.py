@@ -5,14 +5,15 @@ from __future__ import annotations
 import os
 from importlib import metadata
 
-SETTING = "APPLIANCE_VLLM_PLATFORM"
+from appliance.acceleration import platforms
+
+SETTING = platforms.VARIABLE
 """Environment: names the platform, for tests and rehearsals on a machine without a GPU of capability 7.0."""
 
 SM70 = "appliance.vllm_plugin.sm70.platform.Sm70Platform"
 REFERENCE = "appliance.vllm_plugin.sm70.reference_platform.Sm70ReferencePlatform"
 
-BY_NAME = {"sm70": SM70, "sm70-reference": REFERENCE}
-CAPABILITY = (7, 0)
+BY_NAME = {platforms.SM70: SM70, platforms.REFERENCE: REFERENCE}
 
 
 class PlatformError(RuntimeError):
@@ -24,11 +25,11 @@ def choose(named: str | None, *, cpu_build: bool, capability: tuple[int, int] | 
 
     `capability` is that of the first visible GPU, None without one. Raises PlatformError for a name that is unknown.
     """
-    if named and named != "auto":
+    if named and named != platforms.AUTO:
         if named not in BY_NAME:
-            raise PlatformError(f"{SETTING}={named} names no platform: it takes auto, {', '.join(BY_NAME)}")
+            raise PlatformError(f"{SETTING}={named} names no platform: it takes {platforms.AUTO}, {', '.join(BY_NAME)}")
         return BY_NAME[named]
-    return SM70 if capability == CAPABILITY and not cpu_build else None
+    return SM70 if capability == platforms.VOLTA and not cpu_build else None
 
 
 def chosen() -> str | None:

@@ -20,6 +20,9 @@ ATTENTION = "appliance.vllm_plugin.sm70.attention.Sm70AttentionBackend"
 ROUTE_OF_OP = {"GemmaRMSNorm": "gemma_rms_norm", "RMSNormGated": "gated_rms_norm", "SiluAndMul": "silu_mul"}
 """Operators of ours that a route's switch turns off; the others have no switch, the model is not served without."""
 
+LOAD_FORMATS = ("auto", "hf", "safetensors", "dummy")
+"""The formats whose loaders are ours, checkpoint_loader.register; the others would load past its checks."""
+
 MOST_VERIFY_ROWS = 8
 
 logger = logging.getLogger("vllm.appliance.sm70")
@@ -39,6 +42,15 @@ def refuse_method(method: str) -> None:
         raise ValueError(
             f"quantization {method} is not served on SM70: this build serves {', '.join(METHODS)} with FP8 weights, "
             "and unquantised FP16"
+        )
+
+
+def refuse_load_format(load_format: str) -> None:
+    """Raise ValueError, one line, for a format of which the weights would not come through our loader."""
+    if load_format not in LOAD_FORMATS:
+        raise ValueError(
+            f"--load-format {load_format} is not served on SM70: this build loads {', '.join(LOAD_FORMATS)}, each "
+            "tensor held against the checkpoint's ignore list (dummy: random weights)"
         )
 
 
@@ -154,6 +166,7 @@ def check(vllm_config: Any) -> None:  # noqa: ANN401
     """After vLLM's own decisions: refuse what is not served, and hold that our operators are on."""
     if vllm_config.model_config is not None:
         refuse_dtype(vllm_config.model_config.dtype)
+    refuse_load_format(vllm_config.load_config.load_format)
     compilation = vllm_config.compilation_config
     check_ops(compilation.custom_ops, switches(vllm_config.additional_config), our_ops())
     if vllm_config.cache_config.cache_dtype == "fp8":

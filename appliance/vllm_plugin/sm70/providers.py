@@ -9,12 +9,18 @@ import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from appliance.vllm_plugin.sm70 import rank_report, routes
+from appliance.vllm_plugin.sm70 import operators, rank_report, routes
+from appliance.vllm_plugin.sm70.operator_states import OWNER
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-Provider = Literal["sm70", "triton", "reference"]
+    import torch
+
+    Tensors = tuple[torch.Tensor, ...]
+
+Provider = Literal["kernel", "triton", "reference"]
+"""Ours, upstream's, plain torch; calls are counted by these names too."""
 
 logger = logging.getLogger("vllm.appliance.sm70")
 
@@ -31,13 +37,17 @@ class Choice:
 _CHOICES: dict[str, Choice] = {}
 
 
-def choose(operator: str, *, kernel: bool, enabled: bool, cuda: bool, triton: Callable[[], str] | None) -> Choice:
-    """Return the choice for an operator. `triton` tries upstream's kernel and returns why not, empty where it holds."""
+def choose(operator: str, *, kernel: bool, off: str, cuda: bool, triton: Callable[[], str] | None) -> Choice:
+    """Return the choice for an operator.
+
+    `off` is why its kernel is not to serve, empty where it may. `triton` tries upstream's kernel and returns why not,
+    empty where it holds.
+    """
     if not cuda:
         return Choice(operator, "reference", "no CUDA device: the reference is the CPU's path")
-    if kernel and enabled:
-        return Choice(operator, "sm70", "")
-    why = "switched off" if kernel else "no kernel of ours in this build"
+    if kernel and not off:
+        return Choice(operator, "kernel", "")
+    why = off if kernel else "no kernel of ours in this build"
     if triton is None:
         return Choice(operator, "reference", f"{why}; upstream has no kernel that is usable on SM70")
     failed = triton()
@@ -56,17 +66,39 @@ def keep(choice: Choice, route: str) -> Choice:
     return choice
 
 
-def kept(operator: str) -> Choice | None:
-    """Return the choice that was made for an operator in this process."""
-    return _CHOICES.get(operator)
+def forget() -> None:
+    """Choose anew from now on: another engine begins in this process."""
+    _CHOICES.clear()
 
 
-def switched_on(route: str) -> bool:
-    """Say whether a route is on, once this process has settled its routes; before, whatever is built counts as on."""
-    states = routes.adopted()
-    return not states or states[route].state == "enabled"
+def bind(operator: str, triton: Callable[[], str] | None = None) -> Choice:
+    """Return who serves an operator in this process, chosen on the first call; see `choose` for `triton`."""
+    made = _CHOICES.get(operator)
+    if made is not None:
+        return made
+    from vllm.platforms import current_platform
+
+    cuda = bool(current_platform.is_cuda())
+    kernel = operators.has_kernel(operator)
+    choice = choose(operator, kernel=kernel, off=routes.operator_off(operator), cuda=cuda, triton=triton)
+    return keep(choice, OWNER[operator])
 
 
-def counter(route: str, provider: Provider) -> str:
-    """Return the name under which a route's calls are counted: its own for our kernel, else by who serves."""
-    return route if provider == "sm70" else f"{route}.{provider}"
+def differs(
+    reference: Callable[[], Tensors], candidate: Callable[[], Tensors], tolerance: Callable[[torch.Tensor], float]
+) -> str:
+    """Run upstream's kernel twice on the current GPU beside the reference; return why it cannot serve, else nothing.
+
+    `tolerance` gives the greatest absolute difference that a result of the reference allows.
+    """
+    try:
+        wanted, got, again = reference(), candidate(), candidate()
+    except Exception as error:  # noqa: BLE001 - a compiler's errors have no common class
+        return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no message'}"
+    for number, (one, two, right) in enumerate(zip(got, again, wanted, strict=True)):
+        if not (one == two).all():
+            return f"result {number} differs between two runs"
+        difference, allowed = float((one.float() - right.float()).abs().max()), tolerance(right)
+        if not difference <= allowed:
+            return f"result {number} is off the reference by {difference:.1e}; {allowed:.1e} is allowed"
+    return ""

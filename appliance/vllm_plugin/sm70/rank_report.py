@@ -29,6 +29,7 @@ EVERY_S = 5.0
 logger = logging.getLogger("vllm.appliance.sm70")
 
 _NOTES: dict[str, dict[str, Any]] = {}
+_RESIDENT: dict[str, int] = {}
 
 
 def note(route: str, **details: object) -> None:
@@ -41,6 +42,12 @@ def add_bytes(route: str, count: int) -> None:
     note(route, resident_bytes=_NOTES.get(route, {}).get("resident_bytes", 0) + count)
 
 
+def tell_resident(count: dict[str, int]) -> None:
+    """Say what stays in this rank's memory, in bytes by what it is."""
+    _RESIDENT.clear()
+    _RESIDENT.update(count)
+
+
 def record(
     states: Mapping[str, RouteState], kernels: Mapping[str, str], counters: Counters, refused: str | None = None
 ) -> RankReport:
@@ -51,7 +58,8 @@ def record(
         if state.state != "not_applicable":
             details["counters"] = counters.of_route(name)
         routes[name] = replace(_route(state), details=details)
-    return RankReport(os.getpid(), rundir.clock(), routes, dict(kernels), counters.snapshot(), refused)
+    counts, resident = counters.snapshot(), dict(_RESIDENT)
+    return RankReport(os.getpid(), rundir.clock(), routes, dict(kernels), counts, refused, resident)
 
 
 def _route(state: RouteState) -> RouteReport:
@@ -65,7 +73,11 @@ def refusal(run_dir: Path) -> str | None:
 
 
 def publish(
-    run_dir: Path, profile: str, expected: Iterable[str], ranks: Mapping[int, Mapping[str, RouteState]]
+    run_dir: Path,
+    profile: str,
+    expected: Iterable[str],
+    ranks: Mapping[int, Mapping[str, RouteState]],
+    rehearsal: str | None = None,
 ) -> dict[str, Any]:
     """Write acceleration.json out of the states of all ranks, once they have decided; rank 0 does. Raises OSError.
 
@@ -76,8 +88,9 @@ def publish(
         for rank, states in ranks.items()
     }
     first = ranks[min(ranks)]
-    whole = gathered(report.report(profile, expected, dict(first)), told, len(ranks))
-    written = {name: value for name, value in whole.items() if name not in ("ranks", "missing_ranks", "kernel_builds")}
+    whole = gathered(report.report(profile, expected, dict(first), rehearsal), told, len(ranks))
+    of_ranks = ("ranks", "missing_ranks", "kernel_builds", "counters", "resident_bytes")
+    written = {name: value for name, value in whole.items() if name not in of_ranks}
     for route in written["routes"].values():
         route["details"].pop("ranks", None)
     rundir.write(run_dir, rundir.ACCELERATION, written)
@@ -123,7 +136,8 @@ class RankReporter:
     def flush(self) -> None:
         """Write the file where a count or a note changed since it was written. A full disk is logged, once."""
         with self._lock:
-            now = (self._counters.snapshot(), {name: dict(told) for name, told in list(_NOTES.items())})
+            notes = {name: dict(told) for name, told in list(_NOTES.items())} | {"": dict(_RESIDENT)}
+            now = (self._counters.snapshot(), notes)
             if now != self._written:
                 self._write()
                 self._written = now

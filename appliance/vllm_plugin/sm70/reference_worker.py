@@ -6,12 +6,13 @@ from vllm.v1.worker import cpu_worker, mamba_utils
 from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 from vllm.v1.worker.cpu_worker import CPUWorker
 
+from appliance.vllm_plugin.sm70.graph_dispatches import CountsDispatches
 from appliance.vllm_plugin.sm70.kv_cache import copy_states_on_host
 from appliance.vllm_plugin.sm70.runner import Sm70Steps
 from appliance.vllm_plugin.sm70.worker_routes import SettlesRoutes
 
 
-class Sm70ReferenceModelRunner(Sm70Steps, CPUModelRunner):  # type: ignore[misc]
+class Sm70ReferenceModelRunner(CountsDispatches, Sm70Steps, CPUModelRunner):  # type: ignore[misc]
     """vLLM's runner for CPUs with our guards; it zeroes new pages too, as the runner for CUDA does."""
 
     def _postprocess_triton(self) -> None:

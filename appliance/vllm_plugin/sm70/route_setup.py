@@ -8,18 +8,30 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from appliance.acceleration.report import RouteState
 from appliance.rundir.cache_start import CacheStart
 from appliance.rundir.plan import PlanRecord
-from appliance.vllm_plugin.sm70 import admission, kernel_build, rank_report, routes, selftest, tactics
+from appliance.vllm_plugin.sm70 import (
+    admission,
+    kernel_build,
+    operator_states,
+    operators,
+    providers,
+    rank_report,
+    routes,
+    selftest,
+    tactics,
+)
 from appliance.vllm_plugin.sm70.rank_report import RankReporter
 from appliance.vllm_plugin.sm70.routes import Facts, RequirementError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from appliance.acceleration.report import RouteState
+    from collections.abc import Mapping, Sequence
 
 logger = logging.getLogger("vllm.appliance.sm70")
+
+Told = tuple[dict[str, RouteState], dict[str, str]]
+"""A rank's states, and its operators whose kernels are not usable, with the reasons."""
 
 
 @dataclass(frozen=True)
@@ -46,9 +58,15 @@ def settle(config: Any, rank: int, group: tactics.Group) -> Settled:  # noqa: AN
     view = admission.view_of(config)
     facts = of_this_process(plan, cache)
     own = routes.decide(facts, view)
-    every = _exchange(group, own)
+    told = _exchange(group, (own, operator_states.unusable(facts)))
+    every = [each for each, _ in told]
     states = agreed(every, group.rank_in_group)
-    routes.adopt(states)
+    # A CPU has no kernels: its operators are their references in any case.
+    off = operator_states.off(states, [each for _, each in told]) if facts.capability else {}
+    routes.adopt(states, off)
+    providers.forget()
+    operators.use_references(off, expand="dense_expand" not in off)
+    _into_compile_key(config, off)
     if rank == 0:
         _log(states, expected, view, facts)
     elif differing := [name for name, state in own.items() if state.reason != every[0][name].reason]:
@@ -61,7 +79,7 @@ def settle(config: Any, rank: int, group: tactics.Group) -> Settled:  # noqa: AN
         return Settled(states, None)
     reporter = RankReporter(run_dir, rank, own, kernel_build.hashes())
     if rank == 0:
-        rank_report.publish(run_dir, plan.profile or "none", expected, dict(enumerate(every)))
+        rank_report.publish(run_dir, plan.profile or "none", expected, dict(enumerate(every)), plan.rehearsal)
     try:
         routes.require(states, expected, os.environ)
     except RequirementError as error:
@@ -92,7 +110,7 @@ def of_this_process(plan: PlanRecord, cache: CacheStart | None) -> Facts:
     )
 
 
-def agreed(every: list[Mapping[str, RouteState]], rank: int) -> dict[str, RouteState]:
+def agreed(every: Sequence[Mapping[str, RouteState]], rank: int) -> dict[str, RouteState]:
     """Return the states that all ranks bind: this rank's own, but off, with the reason, where any rank's is off."""
     found = dict(every[rank])
     for name, state in found.items():
@@ -102,8 +120,15 @@ def agreed(every: list[Mapping[str, RouteState]], rank: int) -> dict[str, RouteS
     return found
 
 
-def _exchange(group: tactics.Group, own: dict[str, RouteState]) -> list[Mapping[str, RouteState]]:
-    """Return the states of every rank of the group, in their order, the same on all."""
+def _into_compile_key(config: Any, off: Mapping[str, str]) -> None:  # noqa: ANN401 - vLLM's VllmConfig
+    """Let vLLM's compile cache tell this start from one in which other operators served: the traced graph differs."""
+    additional = getattr(config, "additional_config", None)
+    if isinstance(additional, dict):
+        additional["sm70_operators_off"] = dict(sorted(off.items()))
+
+
+def _exchange(group: tactics.Group, own: Told) -> list[Told]:
+    """Return what every rank of the group tells, in their order, the same on all."""
     if group.world_size == 1:
         return [own]
     import torch

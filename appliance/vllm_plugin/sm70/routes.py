@@ -14,7 +14,7 @@ from appliance.acceleration.report import RouteState
 from appliance.acceleration.routes import NOT_BUILT, REFERENCE, ROUTES, UPSTREAM, Route
 from appliance.errors import nearest
 from appliance.rundir.plan import SourcedValue
-from appliance.vllm_plugin.sm70 import admission
+from appliance.vllm_plugin.sm70 import admission, operator_states
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -98,7 +98,7 @@ def decide(facts: Facts, config: View) -> dict[str, RouteState]:
             states[name] = compile_cache(facts.environment, facts.cache)
         else:
             states[name] = _decide(route, facts, config)
-    return states
+    return operator_states.with_owners(states)
 
 
 def _decide(route: Route, facts: Facts, config: View) -> RouteState:
@@ -214,7 +214,7 @@ def before_load(
     states = {name: _before_load(route) for name, route in ROUTES.items()}
     states["compile_graph"] = _compile_graph(plan)
     states["compile_cache"] = compile_cache(environment, cache)
-    return report.report(profile, plan.expected_acceleration or (), states)
+    return report.report(profile, plan.expected_acceleration or (), states, plan.rehearsal)
 
 
 def _before_load(route: Route) -> RouteState:
@@ -299,17 +299,33 @@ def kv_line(config: View) -> str:
 
 
 _STATES: dict[str, RouteState] = {}
+_OFF: dict[str, str] = {}
 
 
-def adopt(states: Mapping[str, RouteState]) -> None:
-    """Make these states the ones that `enabled` and `served_by` answer from in this process."""
+def adopt(states: Mapping[str, RouteState], off: Mapping[str, str] | None = None) -> None:
+    """Make these states the ones that `enabled` and `served_by` answer from in this process.
+
+    `off` are the operators whose kernels do not serve, with the reasons that `operator_off` gives.
+    """
     _STATES.clear()
     _STATES.update(states)
+    _OFF.clear()
+    _OFF.update(off or {})
 
 
 def adopted() -> dict[str, RouteState]:
     """Return the adopted states; none before `adopt`."""
     return dict(_STATES)
+
+
+def operator_off(name: str) -> str:
+    """Return why an operator's kernel does not serve in this process; empty where it may, and before `adopt`."""
+    return _OFF.get(name, "")
+
+
+def switched_off(name: str) -> bool:
+    """Whether a route's layers are to be vLLM's own: the route is decided, and off with `upstream` to serve instead."""
+    return bool(_STATES) and _state(name).state != "enabled" and served_by(name) == UPSTREAM
 
 
 def enabled(name: str) -> bool:

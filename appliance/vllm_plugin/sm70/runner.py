@@ -12,6 +12,7 @@ import torch
 from vllm.config import CUDAGraphMode
 from vllm.v1.outputs import AsyncModelRunnerOutput, ModelRunnerOutput
 
+from appliance.vllm_plugin.sm70 import sampling
 from appliance.vllm_plugin.sm70.counters import COUNTERS
 from appliance.vllm_plugin.sm70.kv_cache import PageZeroer, full_attention_caches
 from appliance.vllm_plugin.sm70.sentinels import BrokenRows
@@ -58,7 +59,13 @@ class Sm70Steps:
 
     def __init__(self, *arguments: Any, **rest: Any) -> None:  # noqa: ANN401 - handed through to vLLM
         self._step_mode: CUDAGraphMode | None = None
+        self._filter: sampling.Filter | None = None
         super().__init__(*arguments, **rest)
+
+    def load_model(self, *arguments: Any, **rest: Any) -> Any:  # noqa: ANN401
+        """Load the model; the routes are settled, so that the samplers can be given our filter."""
+        self._filter = sampling.bind(self)
+        return super().load_model(*arguments, **rest)  # type: ignore[misc]
 
     def _is_uniform_decode(
         self,
@@ -117,7 +124,12 @@ class Sm70Steps:
                 self.execute_model_state = state
             if state.logits is not None:
                 mark = self._marked(state)
+                if not self.input_batch.sampling_metadata.all_greedy:
+                    drafts = state.spec_decode_metadata
+                    sampling.expect(self._filter, self.input_batch, drafts and drafts.num_draft_tokens)
         output = super().sample_tokens(*arguments, **rest)  # type: ignore[misc]
+        if self._filter is not None:
+            self._filter.forget()
         if mark is None or output is None:
             return output
         if isinstance(output, AsyncModelRunnerOutput):

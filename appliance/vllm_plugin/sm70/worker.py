@@ -9,6 +9,7 @@ from vllm.v1.worker import gpu_model_runner
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 from vllm.v1.worker.gpu_worker import Worker
 
+from appliance.vllm_plugin.sm70.graph_dispatches import CountsDispatches
 from appliance.vllm_plugin.sm70.runner import Sm70Steps
 from appliance.vllm_plugin.sm70.worker_routes import SettlesRoutes
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-class Sm70ModelRunner(Sm70Steps, GPUModelRunner):  # type: ignore[misc]
+class Sm70ModelRunner(CountsDispatches, Sm70Steps, GPUModelRunner):  # type: ignore[misc]
     """vLLM's runner for CUDA with our guards."""
 
 

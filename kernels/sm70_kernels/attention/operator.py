@@ -8,8 +8,9 @@ the type of the keys), fp8_e4m3 or fp8_e5m2 (the cache is uint8). Rows are causa
 their sequence. A row that sees nothing becomes zero; rows of `out` beyond query_start_loc[-1] stay as they are. Each
 raises ValueError where shapes or types do not fit together.
 
-On a GPU rows are float16, D is 64, 128 or 256, page_size is a multiple of 16, and pages have an order of their own
-(`attention.pack`), for all three operators. `attention_prefill` has no kernel: it runs in plain torch on that order.
+Where the kernel of `kv_cache_write` serves (`is_packed`), rows are float16, D is 64, 128 or 256, page_size is a
+multiple of 16, and pages have an order of their own (`attention.pack`), for all three operators: one without a kernel
+runs in plain torch on that order.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import torch
 
 from sm70_kernels.attention import reference, table
 from sm70_kernels.attention.kv_format import FP8, KV_DTYPES
+from sm70_kernels.dispatch import kernel_serves
 from sm70_kernels.launch import launch
 from sm70_kernels.launch.layout import sixteen_bytes, stride
 from sm70_kernels.torch_library import laid_out, refused, register
@@ -48,6 +50,11 @@ def _type(x: torch.Tensor) -> str:
     return str(x.dtype).removeprefix("torch.")
 
 
+def is_packed(kv_cache: torch.Tensor) -> bool:
+    """Say whether the pages of a cache lie in the order of the kernels, because that of `kv_cache_write` fills them."""
+    return kv_cache.is_cuda and kernel_serves("kv_cache_write")
+
+
 def _check_gpu(name: str, rows: tuple[torch.Tensor, ...], kv_cache: torch.Tensor) -> None:
     """Check what only the kernels want: types, sizes and places in memory."""
     head, page_size, kv_heads = kv_cache.shape[4], kv_cache.shape[2], kv_cache.shape[3]
@@ -66,7 +73,7 @@ def _check_gpu(name: str, rows: tuple[torch.Tensor, ...], kv_cache: torch.Tensor
     wanted = (1, head if kv_heads > 1 else 0, kv_heads * head)
     if whole != wanted or any(each % 16 for each in (kv_cache.data_ptr(), *apart)):
         raise refused(name, "pages without gaps on 16-byte boundaries", laid_out(kv_cache))
-    if size == 2 and kv_cache.dtype != torch.float16:
+    if kv_cache.dtype not in (torch.float16, torch.uint8):
         raise refused(name, "a float16 kv_cache for auto on a GPU", kv_cache)
 
 
@@ -169,7 +176,7 @@ def _attention_decode(
 ) -> None:
     where = (query, kv_cache, block_table, seq_lens, query_start_loc, out)
     _check_attention("attention_decode", *where, kv_dtype, (k_scale, v_scale))
-    reference.attention_decode(*where, scale, kv_dtype, k_scale, v_scale)
+    reference.attention_decode(*where, scale, kv_dtype, k_scale, v_scale, packed=is_packed(kv_cache))
 
 
 def _attention_decode_on_gpu(
@@ -185,6 +192,9 @@ def _attention_decode_on_gpu(
     v_scale: torch.Tensor,
 ) -> None:
     where = (query, kv_cache, block_table, seq_lens, query_start_loc, out)
+    if kv_cache.is_cuda and not is_packed(kv_cache):
+        _attention_decode(*where, scale, kv_dtype, k_scale, v_scale)
+        return
     _check_attention("attention_decode", *where, kv_dtype, (k_scale, v_scale))
     if query.shape[0] and seq_lens.shape[0]:
         sequences = seq_lens.shape[0]
@@ -270,9 +280,10 @@ def _attention_prefill(
 ) -> None:
     where = (query, kv_cache, block_table, seq_lens, query_start_loc, out)
     _check_attention("attention_prefill", *where, kv_dtype, (k_scale, v_scale))
-    if kv_cache.is_cuda:
+    packed = is_packed(kv_cache)
+    if packed:
         _check_gpu("attention_prefill", (query, out), kv_cache)
-    reference.attention_prefill(*where, scale, kv_dtype, k_scale, v_scale, packed=kv_cache.is_cuda)
+    reference.attention_prefill(*where, scale, kv_dtype, k_scale, v_scale, packed=packed)
 
 
 def _nothing(*_: object) -> None:
@@ -286,6 +297,7 @@ register(
     cpu=_kv_cache_write,
     fake=_nothing,
     mutates=("kv_cache",),
+    awaits_gpu=True,
 )
 for _name, _on_gpu, _attention in (
     ("attention_decode", _attention_decode_on_gpu, _attention_decode),
@@ -298,4 +310,5 @@ for _name, _on_gpu, _attention in (
         cpu=_attention,
         fake=_nothing,
         mutates=("out",),
+        awaits_gpu=_on_gpu is not None,
     )

@@ -1,10 +1,11 @@
 """The order of keys and values inside a page on a GPU: csrc/attention/layout.cuh in Python.
 
-A KV cache on a GPU has the operators' shape [pages, 2, page_size, Hkv, D] and its strides between pages and between keys
-and values; page_size is a multiple of 16, and the page_size * Hkv * D elements of a page's keys, and of its values, lie
-without gaps on a 16-byte boundary. Their order is [Hkv][tile of 16 tokens][fragments], not that of the shape. Whoever
-allocates the cache has nothing else to do; whoever reads or writes it otherwise than by these operators goes through
-`pack` and `unpack`. Zeroing or copying whole pages is safe.
+Where the kernels serve (`attention.operator.is_packed`), a KV cache has the operators' shape
+[pages, 2, page_size, Hkv, D] and its strides between pages and between keys and values; page_size is a multiple of 16,
+and the page_size * Hkv * D elements of a page's keys, and of its values, lie without gaps on a 16-byte boundary. Their
+order is [Hkv][tile of 16 tokens][fragments], not that of the shape. Whoever allocates the cache has nothing else to do;
+whoever reads or writes it otherwise than by these operators goes through `pack` and `unpack`. Zeroing or copying whole
+pages is safe.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ def unpack(kv_cache: torch.Tensor) -> torch.Tensor:
 
 
 def pack(kv_cache: torch.Tensor) -> torch.Tensor:
-    """Return a cache that lies in the order of its shape in that of a GPU, as a copy of the same shape, without gaps."""
+    """Return a copy of a cache that lies in the order of its shape, in that of a GPU and without gaps."""
     pages, _, page_size, kv_heads, head = kv_cache.shape
     halves = []
     for half, places in enumerate(order(head, kv_cache.element_size())):

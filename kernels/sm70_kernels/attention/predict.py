@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from sm70_kernels import qwen38
 from sm70_kernels.attention import table
-from sm70_kernels.predict.launch import Buffer, Launch, activations
+from sm70_kernels.predict.launch import Buffer, Launch, activations, integers
 from sm70_kernels.predict.work import Planned
 
 if TYPE_CHECKING:
@@ -45,14 +45,14 @@ class Batch(NamedTuple):
 
 
 def launches(step: Step) -> Iterator[Planned]:
-    """Yield the writer, attention and its reduction of a step that decodes a row a sequence of CONTEXT tokens in FP16."""
+    """Yield the writer, attention and its reduction where each sequence decodes a row after CONTEXT tokens in FP16."""
     kv_heads = max(1, qwen38.KEY_HEADS // step.ranks)
     group = qwen38.QUERY_HEADS // step.ranks // kv_heads
     batch = Batch(step.tokens, CONTEXT, kv_heads=kv_heads, group=group)
     if step.tokens > _MOST_SEQUENCES:
         return  # A prefill, for which there is no kernel.
-    for planned in (write(batch), *attend(batch)):
-        yield planned
+    yield write(batch)
+    yield from attend(batch)
 
 
 _MOST_SEQUENCES = 64
@@ -66,9 +66,9 @@ def write(batch: Batch) -> Planned:
     page = PAGES[batch.kv_format]
     half = page * batch.kv_heads * batch.head * size
     # One slot a sequence, each in a page of its own: nothing goes out by whole tiles.
-    slots = tuple(word for number in range(batch.tokens) for word in (number * page + 5, 0))
+    slots = integers((number * page + 5 for number in range(batch.tokens)), 8)
     arguments = (
-        *(Buffer(2 * rows * size), activations(2 * rows), activations(2 * rows), Buffer(8 * batch.tokens, words=slots)),
+        *(Buffer(2 * rows * size), activations(2 * rows), activations(2 * rows), slots),
         *(Buffer(4), Buffer(4), batch.tokens, page, 2 * half, half),
         *(batch.kv_heads * batch.head, batch.head) * 2,
     )
@@ -87,13 +87,14 @@ def attend(batch: Batch, variant: Variant | None = None) -> Iterator[Planned]:
     most, least = table.partitions(batch.sequences, batch.kv_heads)
     page = PAGES[batch.kv_format]
     pages = -(-batch.length // page)
-    used = max(1, min(most, -(-(-(-batch.length // table.TILE)) // least)))
+    whole = -(-batch.length // table.TILE)
+    used = max(1, min(most, -(-whole // least)))
     rows = activations(2 * batch.tokens * heads * batch.head)
     partials = Buffer(4 * used * batch.tokens * heads * batch.head if most > 1 else 0)
     states = Buffer(8 * used * batch.tokens * heads if most > 1 else 0)
-    lengths = Buffer(4 * batch.sequences, words=(batch.length,))
-    starts = Buffer(4 * batch.sequences + 4, words=tuple(batch.rows * each for each in range(batch.sequences + 1)))
-    numbers = Buffer(4 * batch.sequences * pages, words=tuple(range(batch.sequences * pages)))
+    lengths = integers((batch.length,) * batch.sequences)
+    starts = integers(batch.rows * each for each in range(batch.sequences + 1))
+    numbers = integers(range(batch.sequences * pages))
     context = Buffer(2 * batch.sequences * batch.length * batch.kv_heads * batch.head * size, cold=True)
     half = page * batch.kv_heads * batch.head * size // 16
     strides = (heads * batch.head, batch.head) * 2

@@ -88,6 +88,7 @@ def attention_decode(
     kv_dtype: str,
     k_scale: torch.Tensor,
     v_scale: torch.Tensor,
+    packed: bool = False,
 ) -> None:
     """Attend with few rows a sequence, all rows at once.
 
@@ -111,7 +112,7 @@ def attention_decode(
     for first in range(0, tokens, at_once):
         part = slice(first, first + at_once)
         rows, pages = _Rows(wide[part]), block_table.index_select(0, sequence[part])
-        for positions, keys, values in _tiles(kv_cache, pages, lengths[part], longest, kv_dtype, wide.dtype):
+        for positions, keys, values in _tiles(kv_cache, pages, lengths[part], longest, kv_dtype, wide.dtype, packed):
             rows.take(keys, values, (positions < lengths[part, None])[:, None, None])
         done = _scaled(rows.result(), v_scale, kv_dtype).view(-1, heads, head).to(out.dtype)
         done = torch.where((lengths[part] > 0)[:, None, None], done, 0)

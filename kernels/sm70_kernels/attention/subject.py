@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-import sm70_kernels.attention.operator  # noqa: F401 - registers torch.ops.sm70
 from sm70_kernels.attention import reference
 from sm70_kernels.attention.cases import FORMATS
 from sm70_kernels.attention.kv_format import encoded
+from sm70_kernels.attention.operator import is_packed
 from sm70_kernels.attention.pack import pack, unpack
 from sm70_kernels.launch.outputs import new_like
 from sm70_kernels.proof.inputs import Maker
@@ -59,7 +59,7 @@ def write(function: Callable[..., None], packed: bool, *arguments: Any) -> torch
 
 
 def _write(*arguments: Any) -> torch.Tensor:  # noqa: ANN401 - an operator's
-    return write(torch.ops.sm70.kv_cache_write, arguments[0].is_cuda, *arguments)
+    return write(torch.ops.sm70.kv_cache_write, is_packed(arguments[2]), *arguments)
 
 
 def _write_bytes(case: Case) -> int:
@@ -97,7 +97,7 @@ def attend(function: Callable[..., None], packed: bool, *arguments: Any) -> torc
 
 
 def _attend(function: Callable[..., None], *arguments: Any) -> torch.Tensor:  # noqa: ANN401 - an operator's
-    return attend(function, arguments[0].is_cuda, *arguments)
+    return attend(function, is_packed(arguments[1]), *arguments)
 
 
 def _attend_bytes(case: Case) -> int:

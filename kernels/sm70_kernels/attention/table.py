@@ -20,6 +20,7 @@ WRITE = Kernel(
     entry="kv_cache_write",
     params="PPPPPPiiqqqqqq",
     constants=("THREADS", "FORMAT", "D"),
+    awaits_gpu=True,
 )
 DECODE = Kernel(
     "attention_decode",
@@ -27,6 +28,7 @@ DECODE = Kernel(
     entry="attention_decode",
     params="PPPPPPPPPPfiiiiiIIIqqqq",
     constants=("THREADS", "FORMAT", "D", "MT", "RESIDENT", "SHARED"),
+    awaits_gpu=True,
 )
 REDUCE = Kernel(
     "attention_reduce",
@@ -34,6 +36,7 @@ REDUCE = Kernel(
     entry="attention_reduce",
     params="PPPPPiiiiqq",
     constants=("THREADS", "D", "MOST"),
+    awaits_gpu=True,
 )
 
 FORMATS = {"auto": 0, "fp8_e4m3": 1, "fp8_e5m2": 2}

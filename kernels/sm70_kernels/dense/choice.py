@@ -22,6 +22,10 @@ class Choices:
 _ADOPTED = Choices()
 
 
+class _Expansion:
+    allowed = True
+
+
 def adopt(choices: Choices) -> None:
     """Let the operators use these choices from now on; graphs that are captured already keep what they have."""
     _ADOPTED.tactics = dict(choices.tactics)
@@ -39,4 +43,9 @@ def tactic_for(layer: Layer, rows: int) -> Tactic:
 
 def expands(layer: Layer, rows: int) -> bool:
     """Say whether so many rows are served by expanding the weights to FP16 for a library's matrix product."""
-    return rows >= _ADOPTED.expand_from.get(layer, table.EXPAND_FROM)
+    return _Expansion.allowed and rows >= _ADOPTED.expand_from.get(layer, table.EXPAND_FROM)
+
+
+def allow_expansion(allowed: bool) -> None:
+    """Let the operators expand weights, or serve any number of rows without, whatever choices are adopted."""
+    _Expansion.allowed = allowed

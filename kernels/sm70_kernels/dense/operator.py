@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from sm70_kernels import dispatch
 from sm70_kernels.dense import reference, table
 from sm70_kernels.dense.choice import expands, tactic_for
-from sm70_kernels.dense.table import BLOCK, COUNTERS, TILE, WORKSPACE_BYTES, Layer
+from sm70_kernels.dense.table import BLOCK, COUNTERS, GATED_ROWS, TILE, WORKSPACE_BYTES, Layer
 from sm70_kernels.errors import KernelError
 from sm70_kernels.launch import launch
 from sm70_kernels.launch.layout import packed, rows_of, sixteen_bytes, stride
@@ -29,9 +30,6 @@ if TYPE_CHECKING:
 
 _WORKSPACES: dict[torch.device, torch.Tensor] = {}
 _RESERVING = threading.Lock()
-
-GATED_ROWS = 4096
-"""Rows whose gate and up are held as FP32 at a time: as much memory as 8192 rows of FP16."""
 
 
 def reserve_workspace(device: torch.device) -> torch.Tensor:
@@ -54,6 +52,11 @@ def reserve_workspace(device: torch.device) -> torch.Tensor:
                 )
             _WORKSPACES[place] = torch.empty(WORKSPACE_BYTES // 2, dtype=torch.float16, device=place)
         return _WORKSPACES[place]
+
+
+def workspace_bytes() -> int:
+    """Return the bytes of all workspaces of this process."""
+    return sum(each.nbytes for each in _WORKSPACES.values())
 
 
 def native(
@@ -200,8 +203,10 @@ def _dense(
     if not count:
         out = new((0, n), x.dtype, x.device)
     elif expands(layer, count):
+        dispatch.count(name, dispatch.EXPANSION, count)
         out = expanded(rows, weight, scale, n, layer, unit)
     else:
+        dispatch.count(name, dispatch.KERNEL, count)
         out = native(rows, weight, scale, counters, n, layer, tactic_for(layer, count))
     return out if x.ndim == 2 else out.view(*x.shape[:-1], n)
 
@@ -218,4 +223,5 @@ for _name in ("dense_w8a16", "dense_w8a16_silu_mul"):
         cuda=partial(_dense, _name),
         cpu=getattr(reference, _name),
         fake=_fake,
+        counts_itself=True,
     )

@@ -50,14 +50,15 @@ class PackedDense:
 
 
 def pack_blocks(
-    weight: torch.Tensor, scale: torch.Tensor, gated: bool = False, split: tuple[int, int] = (1, 1)
+    weight: torch.Tensor, scale: torch.Tensor, gated: bool = False, *, split: tuple[int, int]
 ) -> PackedDense:
     """Pack a layer with a scale for each 128 × 128 block, `weight_scale_inv` of a checkpoint.
 
     `weight` is float8_e4m3fn [N, K] with y = x · (weight · scale)ᵀ, on any device; `scale` is [⌈N / 128⌉, ⌈K / 128⌉]. A
     gated layer has the rows of its gate, then those of up, and each half its own rows of scales. `split` counts the
-    ranks that share the layer along N and along K: a shard is then to be whole blocks, because a rank after the first
-    would begin inside one. Raises ValueError, one line, for what cannot be packed.
+    ranks that share the layer along N and along K, (1, 1) for a whole layer and for a part that is known to begin where
+    blocks begin: a shard is to be whole blocks, because a rank after the first would begin inside one. Raises
+    ValueError, one line, for what cannot be packed.
     """
     n, k, halves = _checked(weight, gated)
     for axis, size, ranks in (("N", n, split[0]), ("K", k, split[1])):

@@ -11,12 +11,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sm70_kernels import qwen38
-from sm70_kernels.activation import table as gates
-from sm70_kernels.activation.predict import silu_and_mul
 from sm70_kernels.dense import table
 from sm70_kernels.dense.table import BLOCK, TILE
 from sm70_kernels.predict.launch import Buffer, Launch, activations
-from sm70_kernels.predict.library import HALF, Product
+from sm70_kernels.predict.library import HALF, SINGLE, Pass, Product
 from sm70_kernels.predict.work import Called, Planned
 
 if TYPE_CHECKING:
@@ -94,7 +92,7 @@ def expand(spec: Specialisation, layer: Layer, tiles: int) -> Launch:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A kernel of ours on the way: what it does (`expand`, `silu`), how often, and what runs."""
+    """The kernel of ours on the way, which expands: how often, and what runs."""
 
     what: str
     count: int
@@ -104,11 +102,11 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A product by the library, and how often."""
+    """A product by the library (`product`) or a pass of torch over its elements (`silu`, `mul`), and how often."""
 
     what: str
     count: int
-    product: Product
+    product: Product | Pass
 
 
 def expanded(n: int, k: int, gated: bool, rows: int) -> Iterator[Run | Call]:
@@ -123,7 +121,15 @@ def expanded(n: int, k: int, gated: bool, rows: int) -> Iterator[Run | Call]:
     sizes = Counter((count, min(count * TILE, n - first * TILE)) for count, first in turns)
     for (count, columns), times in sizes.items():
         yield Run("expand", times, expansion, expand(expansion, layer, count))
-        yield Call("product", times * halves, Product(rows, columns, k))
-    if gated:
-        spec = gates.gate(wide=n % 8 == 0, silu=True)
-        yield Run("silu", 1, spec, silu_and_mul(spec, rows, n))
+        if not gated:
+            yield Call("product", times, Product(rows, columns, k))
+            continue
+        # Gate and up of some rows at a time stay FP32 until they are multiplied.
+        for some, often in Counter(_cut(rows, table.GATED_ROWS)).items():
+            yield Call("product", 2 * often * times, Product(some, columns, k, SINGLE))
+            yield Call("silu", often * times, Pass(some, columns, 2 * SINGLE))
+            yield Call("mul", often * times, Pass(some, columns, 2 * SINGLE + HALF))
+
+
+def _cut(rows: int, most: int) -> Iterator[int]:
+    yield from (min(most, rows - first) for first in range(0, rows, most))

@@ -2,26 +2,56 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 
 from sm70_kernels.dense.pack import E4M3_FOLD, unpack
+from sm70_kernels.dense.table import BLOCK, TILE
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 def dense_w8a16(
     x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor, _counters: torch.Tensor, n: int, k: int, _unit: float
 ) -> torch.Tensor:
     """Return x · Wᵀ in x's type; the arguments are those of the operator (`PackedDense.arguments`)."""
-    return _product(x, dequantised(weight, scale)[:n, :k]).to(x.dtype)
+    parts = [
+        _product(x, dequantised(tiles, scales)[:columns, :k]).to(x.dtype)
+        for tiles, scales, columns in _slabs(weight, scale, n, 1)
+    ]
+    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
 
 
 def dense_w8a16_silu_mul(
     x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor, _counters: torch.Tensor, n: int, k: int, _unit: float
 ) -> torch.Tensor:
     """Return silu(x · Gᵀ) · (x · Uᵀ), rounded once; tiles of G and U alternate in the packed weight."""
-    tiles, columns = weight.shape[0], 32
-    alternating = dequantised(weight, scale).view(tiles // 2, 2, columns, -1)
-    gate, up = (_product(x, half.reshape(-1, half.shape[-1])[:n, :k]) for half in alternating.unbind(1))
-    return (torch.nn.functional.silu(gate) * up).to(x.dtype)
+    parts = []
+    for tiles, scales, columns in _slabs(weight, scale, n, 2):
+        alternating = dequantised(tiles, scales).view(tiles.shape[0] // 2, 2, TILE, -1)
+        gate, up = (_product(x, half.reshape(-1, half.shape[-1])[:columns, :k]) for half in alternating.unbind(1))
+        parts.append((torch.nn.functional.silu(gate) * up).to(x.dtype))
+    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
+
+
+SLAB_BYTES = 64 * 1024 * 1024
+"""Most that a part of a weight takes when it is multiplied out on a GPU, where an engine has no memory to spare."""
+
+
+def _slabs(
+    weight: torch.Tensor, scale: torch.Tensor, n: int, halves: int
+) -> Iterator[tuple[torch.Tensor, torch.Tensor, int]]:
+    """Yield the tiles of a weight with their scales, and the columns of the result that they give."""
+    tiles, width = weight.shape[0], TILE * BLOCK * weight.shape[1] * scale.itemsize
+    at_once = tiles if weight.is_cpu else max(1, SLAB_BYTES // (halves * width)) * halves
+    if at_once >= tiles:
+        yield weight, scale, n
+        return
+    for start in range(0, tiles, at_once):
+        first = start // halves * TILE
+        yield weight[start : start + at_once], scale[start : start + at_once], min(n - first, at_once // halves * TILE)
 
 
 KEPT_BYTES = 32 * 1024 * 1024

@@ -44,8 +44,8 @@ def _layer(case: Case, device: torch.device) -> PackedDense:
         else:
             scale[0, 0, 1:3] = 0
     weight = codes.reshape(halves * n, k).view(torch.float8_e4m3fn)
-    pack = pack_channels if channel else pack_blocks
-    return pack(weight, scale.flatten(0, 1).to(device), gated)
+    rows = scale.flatten(0, 1).to(device)
+    return pack_channels(weight, rows, gated) if channel else pack_blocks(weight, rows, gated, split=(1, 1))
 
 
 def _inputs(case: Case, device: torch.device) -> tuple[Any, ...]:

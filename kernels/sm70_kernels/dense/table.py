@@ -47,6 +47,9 @@ COUNTERS = 64
 WORKSPACE_BYTES = 2 * (2 * qwen38.INTERMEDIATE // 4) * qwen38.HIDDEN
 """Of weights that are expanded at a time: the largest layer of Qwen3.8-27B at four ranks, whole (85 MiB)."""
 
+GATED_ROWS = 4096
+"""Rows whose gate and up are held as FP32 at a time, where weights expand: as much memory as 8192 rows of FP16."""
+
 
 class Layer(NamedTuple):
     """What of a layer decides: tiles and blocks as packed, and whether its tiles alternate between gate and up."""

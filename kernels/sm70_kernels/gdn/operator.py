@@ -1,4 +1,4 @@
-"""`torch.ops.sm70.gdn_decode`, `gdn_prefill` and `gdn_verify`: the gated delta net's convolution and recurrence.
+"""`torch.ops.sm70.gdn_decode`, `gdn_prefill`, `gdn_verify`, `gdn_verify_log`: convolution and recurrence.
 
 Shapes: mixed_qkv [tokens, C] with q | k | v side by side, C = 2·Hk·Dk + Hv·Dv; b and a [tokens, Hv]; conv_state
 [slots, C, columns] of any strides, columns ≥ width - 1; conv_weight [C, width]; ssm_state [slots, Hv, Dv, Dk]; A_log
@@ -13,66 +13,86 @@ the sequence's rows of `out` are zero. Valid sequences have slots of their own.
   It begins with the state at slot [s, accepted - 1] and writes the state after row r to slot [s, r], unless that is
   negative. conv_state has width + rows - 2 columns or more; slot [s, 0] holds those of the last round, in which the
   history is the width - 1 columns from accepted - 1 on.
+- `gdn_verify_log` computes what `gdn_verify` does with one slot a sequence: state_indices int32[sequences]. The state
+  in it is the one before the last round's rows, whose keys, writes and decays are in log float32[slots, rows, Hk·Dk +
+  Hv·Dv + Hv]. The first num_replayed_rows int32[sequences] of them, those accepted, are done again and the state is
+  stored; after anything but a verification they are 0 and num_accepted_tokens is 1 (`gdn.log` tells). This round's
+  rows are then computed and logged, and the state in the slot stays. conv_state is as in `gdn_verify`.
+
+On CUDA `gdn_decode` and `gdn_verify_log` are one launch where `checks` has no misfit, plain torch where it has. A state
+index that is no slot then gives NaN and touches nothing, where plain torch raises.
 
 Rows of `out` beyond query_start_loc[-1] stay as they are. Each raises ValueError where shapes or types do not fit.
 """
 
 from __future__ import annotations
 
+import threading
+
 import torch
 
-from sm70_kernels.gdn import reference
+from sm70_kernels.errors import KernelError
+from sm70_kernels.gdn import checks, reference, table
+from sm70_kernels.launch import launch
+from sm70_kernels.launch.layout import stride
+from sm70_kernels.launch.turns import in_turn
 from sm70_kernels.torch_library import refused, register
 
-FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+_TICKETS: dict[torch.device, torch.Tensor] = {}
+_RESERVING = threading.Lock()
 
 
-def _floats(name: str, what: str, x: torch.Tensor, shape: tuple[int, ...]) -> None:
-    if x.dtype not in FLOATS or x.shape != shape:
-        raise refused(name, f"a floating-point {what} {list(shape)}", x)
+def reserve_tickets(device: torch.device) -> torch.Tensor:
+    """Return a device's tickets, zeros made on the first call; do so before graphs are captured.
+
+    One tensor serves all layers, which take turns (`launch.turns`). Raises KernelError when it would have to be made
+    during a capture: it would lie in the graph's own memory, and be given to others with it.
+    """
+    with _RESERVING:
+        if device not in _TICKETS:
+            if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+                raise KernelError(
+                    "launch_failed:gdn_decode",
+                    f"the tickets of {device} are wanted during a graph capture and are not there: "
+                    "call gdn.operator.reserve_tickets before",
+                )
+            _TICKETS[device] = torch.zeros(table.TICKETS, dtype=torch.int32, device=device)
+        return _TICKETS[device]
 
 
-def _integers(name: str, what: str, x: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype = torch.int32) -> None:
-    if x.dtype != dtype or x.shape != shape:
-        raise refused(name, f"{what} {str(dtype).removeprefix('torch.')}{list(shape)}", x)
-
-
-def _check(
-    name: str,
+def _decode_on_gpu(
     mixed_qkv: torch.Tensor,
     b: torch.Tensor,
     a: torch.Tensor,
     conv_state: torch.Tensor,
     conv_weight: torch.Tensor,
     ssm_state: torch.Tensor,
-    a_log: torch.Tensor,
+    A_log: torch.Tensor,  # noqa: N803 - the checkpoint's name
     dt_bias: torch.Tensor,
+    state_indices: torch.Tensor,
     out: torch.Tensor,
     key_heads: int,
-    rows: int = 1,
 ) -> None:
-    if ssm_state.ndim != 4 or ssm_state.dtype not in FLOATS:
-        raise refused(name, "a floating-point ssm_state [slots, Hv, Dv, Dk]", ssm_state)
-    slots, value_heads, value_head, key_head = ssm_state.shape
-    if key_heads < 1 or value_heads % key_heads:
-        raise refused(name, f"key_heads that divide {value_heads} value heads", key_heads)
-    if mixed_qkv.ndim != 2:
-        raise refused(name, "mixed_qkv [tokens, channels]", mixed_qkv)
-    tokens, channels = mixed_qkv.shape[0], 2 * key_heads * key_head + value_heads * value_head
-    _floats(name, "mixed_qkv", mixed_qkv, (tokens, channels))
-    for what, gate in (("b", b), ("a", a)):
-        _floats(name, what, gate, (tokens, value_heads))
-    for what, weight in (("A_log", a_log), ("dt_bias", dt_bias)):
-        _floats(name, what, weight, (value_heads,))
-    if conv_weight.ndim != 2 or conv_weight.shape[1] < 2:
-        raise refused(name, f"a conv_weight [{channels}, width], width at least 2", conv_weight)
-    width = conv_weight.shape[1]
-    _floats(name, "conv_weight", conv_weight, (channels, width))
-    columns = width + rows - 2
-    if conv_state.ndim != 3 or conv_state.shape[2] < columns:
-        raise refused(name, f"a conv_state [{slots}, {channels}, {columns} or more]", conv_state)
-    _floats(name, "conv_state", conv_state, (slots, channels, conv_state.shape[2]))
-    _floats(name, "out", out, (tokens, value_heads, value_head))
+    layer = (mixed_qkv, b, a, conv_state, conv_weight, ssm_state, A_log, dt_bias)
+    name = "gdn_decode"
+    checks.check(name, *layer, out, key_heads)
+    checks.integers(name, "state_indices", state_indices, (mixed_qkv.shape[0],))
+    if checks.misfit(*layer) or checks.result_misfit(out) or not state_indices.is_contiguous():
+        _gdn_decode(*layer, state_indices, out, key_heads)
+        return
+    tickets = reserve_tickets(mixed_qkv.device)
+    slots, heads = ssm_state.shape[:2]
+    counts = (key_heads, heads, slots, int(dt_bias.dtype == torch.float32))
+    steps = (*(stride(x, 0) for x in (mixed_qkv, b, a)), *(conv_state.stride(i) for i in (0, 2)), ssm_state.stride(0))
+    spec = table.decode(mixed_qkv.shape[0] * heads)
+    most = table.TICKETS // table.decode_tickets(key_heads)
+    weights = (conv_state, conv_weight, ssm_state, A_log, dt_bias)
+    with in_turn(tickets):
+        for first in range(0, mixed_qkv.shape[0], most):
+            part = slice(first, first + most)
+            rows = (out[part], mixed_qkv[part], b[part], a[part])
+            grid = (table.HEAD // spec.constants["COLUMNS"], heads, rows[0].shape[0])
+            launch(spec, grid, (*rows, *weights, state_indices[part], tickets, *counts, *steps))
 
 
 def _gdn_decode(
@@ -89,8 +109,8 @@ def _gdn_decode(
     key_heads: int,
 ) -> None:
     name, layer = "gdn_decode", (mixed_qkv, b, a, conv_state, conv_weight, ssm_state, A_log, dt_bias)
-    _check(name, *layer, out, key_heads)
-    _integers(name, "state_indices", state_indices, (mixed_qkv.shape[0],))
+    checks.check(name, *layer, out, key_heads)
+    checks.integers(name, "state_indices", state_indices, (mixed_qkv.shape[0],))
     if mixed_qkv.shape[0]:
         reference.gdn_decode(*layer, state_indices, out, key_heads)
 
@@ -111,11 +131,11 @@ def _gdn_prefill(
     key_heads: int,
 ) -> None:
     name, layer = "gdn_prefill", (mixed_qkv, b, a, conv_state, conv_weight, ssm_state, A_log, dt_bias)
-    _check(name, *layer, out, key_heads)
+    checks.check(name, *layer, out, key_heads)
     sequences = state_indices.shape[0]
-    _integers(name, "state_indices", state_indices, (sequences,))
-    _integers(name, "query_start_loc", query_start_loc, (sequences + 1,))
-    _integers(name, "has_initial_state", has_initial_state, (sequences,), torch.bool)
+    checks.integers(name, "state_indices", state_indices, (sequences,))
+    checks.integers(name, "query_start_loc", query_start_loc, (sequences + 1,))
+    checks.integers(name, "has_initial_state", has_initial_state, (sequences,), torch.bool)
     reference.gdn_prefill(*layer, query_start_loc, state_indices, has_initial_state, out, key_heads)
 
 
@@ -138,12 +158,100 @@ def _gdn_verify(
     if state_indices.ndim != 2 or not state_indices.shape[1]:
         raise refused(name, "state_indices int32[sequences, rows]", state_indices)
     sequences, rows = state_indices.shape
-    _check(name, *layer, out, key_heads, rows)
-    _integers(name, "state_indices", state_indices, (sequences, rows))
-    _integers(name, "query_start_loc", query_start_loc, (sequences + 1,))
-    _integers(name, "num_accepted_tokens", num_accepted_tokens, (sequences,))
+    checks.check(name, *layer, out, key_heads, rows)
+    checks.integers(name, "state_indices", state_indices, (sequences, rows))
+    checks.integers(name, "query_start_loc", query_start_loc, (sequences + 1,))
+    checks.integers(name, "num_accepted_tokens", num_accepted_tokens, (sequences,))
     if mixed_qkv.shape[0] and sequences:
         reference.gdn_verify(*layer, query_start_loc, state_indices, num_accepted_tokens, out, key_heads)
+
+
+def _check_log(
+    layer: checks.Layer,
+    log: torch.Tensor,
+    query_start_loc: torch.Tensor,
+    state_indices: torch.Tensor,
+    num_accepted_tokens: torch.Tensor,
+    num_replayed_rows: torch.Tensor,
+    out: torch.Tensor,
+    key_heads: int,
+) -> None:
+    name, ssm_state = "gdn_verify_log", layer[5]
+    if log.ndim != 3 or not log.shape[1]:
+        raise refused(name, "a log [slots, rows, floats of a row]", log)
+    checks.check(name, *layer, out, key_heads, log.shape[1])
+    slots, heads, value_head, key_head = ssm_state.shape
+    width = key_heads * key_head + heads * value_head + heads
+    if log.dtype not in (torch.float32, torch.float64) or log.shape[::2] != (slots, width):
+        raise refused(name, f"a log float32[{slots}, rows, {width}]", log)
+    sequences = state_indices.shape[0]
+    checks.integers(name, "state_indices", state_indices, (sequences,))
+    checks.integers(name, "query_start_loc", query_start_loc, (sequences + 1,))
+    checks.integers(name, "num_accepted_tokens", num_accepted_tokens, (sequences,))
+    checks.integers(name, "num_replayed_rows", num_replayed_rows, (sequences,))
+
+
+def _gdn_verify_log(
+    mixed_qkv: torch.Tensor,
+    b: torch.Tensor,
+    a: torch.Tensor,
+    conv_state: torch.Tensor,
+    conv_weight: torch.Tensor,
+    ssm_state: torch.Tensor,
+    A_log: torch.Tensor,  # noqa: N803 - the checkpoint's name
+    dt_bias: torch.Tensor,
+    log: torch.Tensor,
+    query_start_loc: torch.Tensor,
+    state_indices: torch.Tensor,
+    num_accepted_tokens: torch.Tensor,
+    num_replayed_rows: torch.Tensor,
+    out: torch.Tensor,
+    key_heads: int,
+) -> None:
+    layer = (mixed_qkv, b, a, conv_state, conv_weight, ssm_state, A_log, dt_bias)
+    where = (log, query_start_loc, state_indices, num_accepted_tokens, num_replayed_rows)
+    _check_log(layer, *where, out, key_heads)
+    if mixed_qkv.shape[0] and state_indices.shape[0]:
+        reference.gdn_verify_log(*layer, *where, out, key_heads)
+
+
+def _verify_log_on_gpu(
+    mixed_qkv: torch.Tensor,
+    b: torch.Tensor,
+    a: torch.Tensor,
+    conv_state: torch.Tensor,
+    conv_weight: torch.Tensor,
+    ssm_state: torch.Tensor,
+    A_log: torch.Tensor,  # noqa: N803 - the checkpoint's name
+    dt_bias: torch.Tensor,
+    log: torch.Tensor,
+    query_start_loc: torch.Tensor,
+    state_indices: torch.Tensor,
+    num_accepted_tokens: torch.Tensor,
+    num_replayed_rows: torch.Tensor,
+    out: torch.Tensor,
+    key_heads: int,
+) -> None:
+    layer = (mixed_qkv, b, a, conv_state, conv_weight, ssm_state, A_log, dt_bias)
+    counted = (query_start_loc, state_indices, num_accepted_tokens, num_replayed_rows)
+    _check_log(layer, log, *counted, out, key_heads)
+    (slots, heads), sequences, rows = ssm_state.shape[:2], state_indices.shape[0], log.shape[1]
+    spec = table.verify(rows, sequences * heads)
+    plain = checks.misfit(*layer) or checks.log_misfit(log) or checks.result_misfit(out)
+    if plain or spec is None or not all(each.is_contiguous() for each in counted):
+        _gdn_verify_log(*layer, log, *counted, out, key_heads)
+        return
+    tickets = reserve_tickets(mixed_qkv.device)
+    counts = (key_heads, heads, slots, int(dt_bias.dtype == torch.float32), mixed_qkv.shape[0], rows)
+    steps = (*(stride(x, 0) for x in (mixed_qkv, b, a)), *(conv_state.stride(i) for i in (0, 2)), ssm_state.stride(0))
+    most = table.TICKETS // table.verify_tickets(key_heads, heads)
+    with in_turn(tickets):
+        for first in range(0, sequences, most):
+            last = min(first + most, sequences)
+            part = (query_start_loc[first : last + 1], *(each[first:last] for each in counted[1:]))
+            grid = (table.HEAD // spec.constants["COLUMNS"], heads, last - first)
+            tensors = (out, mixed_qkv, b, a, *layer[3:], log, *part, tickets)
+            launch(spec, grid, (*tensors, *counts, *steps, log.stride(0)))
 
 
 def _nothing(*_: object) -> None:
@@ -154,17 +262,37 @@ _LAYER = (
     "Tensor mixed_qkv, Tensor b, Tensor a, Tensor(a!) conv_state, Tensor conv_weight, Tensor(b!) ssm_state, "
     "Tensor A_log, Tensor dt_bias"
 )
-for _schema, _operator in (
-    (f"gdn_decode({_LAYER}, Tensor state_indices, Tensor(c!) out, int key_heads) -> ()", _gdn_decode),
-    (
-        f"gdn_prefill({_LAYER}, Tensor query_start_loc, Tensor state_indices, Tensor has_initial_state, "
-        "Tensor(c!) out, int key_heads) -> ()",
-        _gdn_prefill,
-    ),
-    (
-        f"gdn_verify({_LAYER}, Tensor query_start_loc, Tensor state_indices, Tensor num_accepted_tokens, "
-        "Tensor(c!) out, int key_heads) -> ()",
-        _gdn_verify,
-    ),
-):
-    register(_schema, cuda=None, cpu=_operator, fake=_nothing, mutates=("conv_state", "ssm_state", "out"))
+_VERIFIED = "Tensor query_start_loc, Tensor state_indices, Tensor num_accepted_tokens"
+_CHANGED = ("conv_state", "ssm_state", "out")
+register(
+    f"gdn_decode({_LAYER}, Tensor state_indices, Tensor(c!) out, int key_heads) -> ()",
+    cuda=_decode_on_gpu,
+    cpu=_gdn_decode,
+    fake=_nothing,
+    mutates=_CHANGED,
+    awaits_gpu=True,
+)
+register(
+    f"gdn_prefill({_LAYER}, Tensor query_start_loc, Tensor state_indices, Tensor has_initial_state, "
+    "Tensor(c!) out, int key_heads) -> ()",
+    cuda=None,
+    cpu=_gdn_prefill,
+    fake=_nothing,
+    mutates=_CHANGED,
+)
+register(
+    f"gdn_verify({_LAYER}, {_VERIFIED}, Tensor(c!) out, int key_heads) -> ()",
+    cuda=None,
+    cpu=_gdn_verify,
+    fake=_nothing,
+    mutates=_CHANGED,
+)
+register(
+    f"gdn_verify_log({_LAYER}, Tensor(c!) log, {_VERIFIED}, Tensor num_replayed_rows, Tensor(d!) out, "
+    "int key_heads) -> ()",
+    cuda=_verify_log_on_gpu,
+    cpu=_gdn_verify_log,
+    fake=_nothing,
+    mutates=("conv_state", "ssm_state", "log", "out"),
+    awaits_gpu=True,
+)

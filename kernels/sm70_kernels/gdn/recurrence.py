@@ -27,6 +27,10 @@ class Tokens:
     g: torch.Tensor
     beta: torch.Tensor
 
+    def at(self, row: int) -> Tokens:
+        """Return row `row` of each sequence, of tokens [sequences, rows, …]."""
+        return Tokens(self.q[:, row], self.k[:, row], self.v[:, row], self.g[:, row], self.beta[:, row])
+
 
 def gates(
     a: torch.Tensor, b: torch.Tensor, a_log: torch.Tensor, dt_bias: torch.Tensor, dtype: torch.dtype
@@ -70,12 +74,28 @@ def _unit(x: torch.Tensor) -> torch.Tensor:
 
 def step(state: torch.Tensor, token: Tokens) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the states [n, Hv, Dv, Dk] after one token each and the outputs [n, Hv, Dv]; `state` stays as it is."""
+    state, _, out = logged_step(state, token)
+    return state, out
+
+
+def logged_step(state: torch.Tensor, token: Tokens) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return what `step` does, and between the two what each value head writes [n, Hv, Dv], for `replay`."""
     group = token.v.shape[-2] // token.k.shape[-2]
     q, k = (each.repeat_interleave(group, dim=-2)[..., None] for each in (token.q, token.k))
     state = state * token.g.exp()[..., None, None]
     write = (token.v - (state @ k)[..., 0]) * token.beta[..., None]
     state = state.addcmul_(write[..., None], k.transpose(-1, -2))
-    return state, (state @ q)[..., 0]
+    return state, write, (state @ q)[..., 0]
+
+
+def replay(state: torch.Tensor, key: torch.Tensor, write: torch.Tensor, decay: torch.Tensor) -> torch.Tensor:
+    """Return the states after one token each, to the bit as `step` had them, from what it wrote.
+
+    `key` is [n, Hk, Dk], `write` [n, Hv, Dv], `decay` exp(g) [n, Hv].
+    """
+    group = write.shape[-2] // key.shape[-2]
+    keys = key.repeat_interleave(group, dim=-2)[..., None, :]
+    return (state * decay[..., None, None]).addcmul_(write[..., None], keys)
 
 
 def chunked(state: torch.Tensor, tokens: Tokens) -> tuple[torch.Tensor, torch.Tensor]:

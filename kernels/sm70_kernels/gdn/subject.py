@@ -34,25 +34,37 @@ def _lengths(case: Case) -> list[int]:
 def _inputs(case: Case, device: torch.device) -> tuple[Any, ...]:
     sizes, make = case.sizes, Maker(case, device)
     sequences, rows = sizes["sequences"], sizes.get("rows", 1)
-    value_heads, width, slots = sizes["value_heads"], sizes["width"], sizes["sequences"] * rows + SPARE_SLOTS
+    value_heads, taps, slots = sizes["value_heads"], sizes["width"], sizes["sequences"] * rows + SPARE_SLOTS
     channels = 2 * sizes["key_heads"] * sizes["key_head"] + value_heads * sizes["value_head"]
     lengths = _lengths(case)
     tokens = sum(lengths)
     # As in vLLM's cache: the channels of a column lie side by side.
-    conv_state = make.normal(slots, width + rows - 2, channels).mT
+    conv_state = make.normal(slots, taps + rows - 2, channels).mT
     ssm_state = make.normal(slots, value_heads, sizes["value_head"], sizes["key_head"], dtype=torch.float32)
     a_log = make.normal(value_heads, dtype=torch.float32) + sizes.get("decay", 0)
     gates = (make.normal(tokens, value_heads), make.normal(tokens, value_heads))
-    layer = (conv_state, make.normal(channels, width, spread=0.5), ssm_state, a_log, make.normal(value_heads))
+    layer = (conv_state, make.normal(channels, taps, spread=0.5), ssm_state, a_log, make.normal(value_heads))
     indices = make.whole(slots, below=2**31).argsort()[: sequences * rows].int().view(sequences, rows)
     if sizes.get("padding"):
         indices[sequences // 2] = -1
     starts = torch.tensor([0, *lengths]).cumsum(0).int().to(device)
-    where: tuple[torch.Tensor, ...] = (indices[:, 0].contiguous(),)
+    # A packed copy of one sequence's index too, whose stride is that of all rows.
+    first = indices[:, 0].clone(memory_format=torch.contiguous_format)
+    where: tuple[torch.Tensor, ...] = (first,)
     if case.operator == "gdn_prefill":
         where = (starts, *where, torch.arange(sequences, device=device) % 2 == 0)
-    if case.operator == "gdn_verify":
-        where = (starts, indices, 1 + make.whole(sequences, below=rows).int())
+    if case.operator.startswith("gdn_verify"):
+        accepted = 1 + make.whole(sequences, below=rows).int()
+        where = (starts, indices, accepted)
+    if case.operator == "gdn_verify_log":
+        log = make.normal(
+            slots, rows, channels - sizes["key_heads"] * sizes["key_head"] + value_heads, dtype=torch.float32
+        )
+        log[..., -value_heads:].sigmoid_()
+        # Some come from a prefill, which leaves nothing to replay.
+        fresh = torch.arange(sequences, device=device) % 3 == 1
+        accepted[fresh] = 1
+        where = (log, starts, first, accepted, accepted.masked_fill(fresh, 0))
     return make.normal(tokens, channels), *gates, *layer, *where, sizes["key_heads"]
 
 
@@ -68,27 +80,49 @@ def _run(
     return out, conv_copy, ssm_copy
 
 
+def _run_log(
+    function: Callable[..., None],
+    *arguments: Any,  # noqa: ANN401 - an operator's
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    *layer, log, starts, indices, accepted, replayed, key_heads = arguments
+    log_copy = new_like(log).copy_(log)
+
+    def run(*inner: Any) -> None:  # noqa: ANN401 - an operator's
+        *own, out, heads = inner
+        function(*own, log_copy, starts, indices, accepted, replayed, out, heads)
+
+    return *_run(run, *layer, key_heads), log_copy
+
+
 def _bytes(case: Case) -> int:
     sizes, tokens = case.sizes, sum(_lengths(case))
     values = sizes["value_heads"] * sizes["value_head"]
     channels = 2 * sizes["key_heads"] * sizes["key_head"] + values
-    # One state is read and, in a verification, one is written for each row.
+    # One state is read and one is written, in a verification without a log for each row.
     states = sizes["sequences"] + (tokens if case.operator == "gdn_verify" else sizes["sequences"])
     history = 2 * 2 * sizes["sequences"] * channels * (sizes["width"] - 1)
-    return (
-        2 * tokens * (channels + values + 2 * sizes["value_heads"]) + 4 * states * values * sizes["key_head"] + history
-    )
+    # As many rows are read of a log, at most, as are written.
+    row = channels - sizes["key_heads"] * sizes["key_head"] + sizes["value_heads"]
+    log = 2 * 4 * tokens * row if case.operator == "gdn_verify_log" else 0
+    tokens_bytes = 2 * tokens * (channels + values + 2 * sizes["value_heads"])
+    return tokens_bytes + 4 * states * values * sizes["key_head"] + history + log
 
 
-SUBJECTS = tuple(
-    Subject(
+KERNELS = {"gdn_decode": ("gdn_decode",), "gdn_prefill": (), "gdn_verify": (), "gdn_verify_log": ("gdn_verify",)}
+"""Of each operator; those without are plain torch."""
+
+
+def _subject(name: str) -> Subject:
+    run: Callable[..., tuple[torch.Tensor, ...]] = _run_log if name == "gdn_verify_log" else _run
+    return Subject(
         operator=name,
-        kernels=(),
+        kernels=KERNELS[name],
         inputs=_inputs,
-        run=partial(_run, getattr(torch.ops.sm70, name)),
-        reference=partial(_run, getattr(reference, name)),
+        run=partial(run, getattr(torch.ops.sm70, name)),
+        reference=partial(run, getattr(reference, name)),
         moved_bytes=_bytes,
         gate=GATE,
     )
-    for name in ("gdn_decode", "gdn_prefill", "gdn_verify")
-)
+
+
+SUBJECTS = tuple(_subject(name) for name in KERNELS)

@@ -21,12 +21,24 @@ if TYPE_CHECKING:
     from sm70_kernels.registry import Specialisation
 
 
+_LOADS_CUBINS = {(7, 0)}
+TURING = (7, 5)
+
+
+def take_cubins_on_turing() -> None:
+    """Let a Turing card load the machine code for sm_70 in this process, instead of compiling PTX for itself.
+
+    It has the same instructions. For proofs and benchmarks, which ask what that machine code does.
+    """
+    _LOADS_CUBINS.add(TURING)
+
+
 def form_for(kernel: str, capability: tuple[int, int], device: str) -> Form:
     """Return which form a GPU of this compute capability loads. Raises KernelError below 7.0."""
     if capability < (7, 0):
         text = f"{device} has compute capability {capability[0]}.{capability[1]}: these kernels want 7.0 or newer"
         raise missing(kernel, text)
-    return "cubin" if capability == (7, 0) else "ptx"
+    return "cubin" if capability in _LOADS_CUBINS else "ptx"
 
 
 def load_function(spec: Specialisation, device: int) -> CUfunction:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -21,11 +22,34 @@ POISON = 0xFF
 GUARD = 0xA5
 
 
+@dataclass(frozen=True, slots=True)
+class _Guarded:
+    """A buffer of bytes and the place in it of a tensor's bytes: shape, strides and offset of a view of just those."""
+
+    buffer: torch.Tensor
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    start: int
+    size: int
+
+    def intact(self) -> bool:
+        """Say whether every byte that is not the tensor's still is a guard's."""
+        ends = (self.buffer[: self.start], self.buffer[self.start + self.size :])
+        if not all(bool((end == GUARD).all()) for end in ends):
+            return False
+        if math.prod(self.shape) == self.size:
+            return True
+        # There are gaps between its rows. Only they are left once its own bytes are overwritten.
+        rest = self.buffer[self.start : self.start + self.size].clone()
+        rest.as_strided(self.shape, self.strides).fill_(GUARD)
+        return bool((rest == GUARD).all())
+
+
 class Watch:
-    """The results that were allocated while a proof watched."""
+    """The results and arguments that were allocated while a proof watched."""
 
     def __init__(self) -> None:
-        self._buffers: list[torch.Tensor] = []
+        self._guarded: list[_Guarded] = []
 
     def allocate(self, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         """Return a poisoned tensor between two guards."""
@@ -33,7 +57,7 @@ class Watch:
         buffer = torch.full((size + 2 * GUARD_BYTES,), GUARD, dtype=torch.uint8, device=device)
         inside = buffer[GUARD_BYTES : GUARD_BYTES + size]
         inside.fill_(POISON)
-        self._buffers.append(buffer)
+        self._guarded.append(_Guarded(buffer, (size,), (1,), GUARD_BYTES, size))
         return inside.view(dtype).view(shape)
 
     def copy(self, x: torch.Tensor) -> torch.Tensor:
@@ -42,16 +66,17 @@ class Watch:
             x = x.contiguous()
         span = 1 + sum((size - 1) * step for size, step in zip(x.shape, x.stride(), strict=True)) if x.numel() else 0
         before = GUARD_BYTES + x.data_ptr() % GUARD_BYTES
-        size = span * x.element_size()
+        width = x.element_size()
+        size = span * width
         buffer = torch.full((before + size + GUARD_BYTES,), GUARD, dtype=torch.uint8, device=x.device)
-        self._buffers.append(buffer)
+        strides = (*(step * width for step in x.stride()), 1)
+        self._guarded.append(_Guarded(buffer, (*x.shape, width), strides, before, size))
         inside = buffer[before : before + size].view(x.dtype)
         return inside.as_strided(x.shape, x.stride(), inside.storage_offset()).copy_(x)
 
     def intact(self) -> bool:
         """Say whether no guard byte changed. Waits for the device."""
-        ends = [end for each in self._buffers for end in (each[:GUARD_BYTES], each[-GUARD_BYTES:])]
-        return all(bool((end == GUARD).all()) for end in ends)
+        return all(each.intact() for each in self._guarded)
 
 
 _WATCH: ContextVar[Watch | None] = ContextVar("watch", default=None)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import pathlib
 import sys
 from dataclasses import asdict, dataclass
 from itertools import product
 from typing import TYPE_CHECKING, Any, get_args
 
 from sm70_kernels.errors import KernelError
-from sm70_kernels.predict.constants import described
+from sm70_kernels.predict.constants import adopt, described, measured
 from sm70_kernels.predict.prediction import Prediction
 from sm70_kernels.predict.step import CONTAINS, LACKS, Sum, launches_of, total
 from sm70_kernels.predict.work import Found, Head, Path, Work
@@ -55,13 +56,20 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--dense", choices=get_args(Path), help="how dense layers are done, whatever the table says for that many rows"
     )
+    parser.add_argument(
+        "--constants", type=pathlib.Path, metavar="FILE", help="take what a record of `appliance bench card` measured"
+    )
+    parser.add_argument(
+        "--set", type=_changes, default={}, metavar="NAME=VALUE,...", help="take these figures for the model's"
+    )
     parser.add_argument("--range", action="store_true", help="predict both ends of every constant's range too")
     parser.add_argument("--loops", action="store_true", help="print the loops of each kernel and what a trip costs")
     parser.add_argument("--decode-step", action="store_true", help="print the sums over a whole step, and the targets")
     chosen = parser.parse_args(arguments)
     try:
+        adopt(_figures(chosen.constants, chosen.set))
         rows = [row for tokens in chosen.m for row in _rows(tokens, chosen)]
-    except KernelError as error:
+    except (KernelError, ValueError, OSError) as error:
         print(f"sm70_kernels.predict: {error}", file=sys.stderr)
         return 1
     if not rows:
@@ -89,6 +97,19 @@ def _counts(text: str) -> tuple[int, ...]:
     if not counts or min(counts) < 1:
         raise argparse.ArgumentTypeError(f"{text!r}: numbers of at least 1 with commas between them are wanted")
     return counts
+
+
+def _changes(text: str) -> dict[str, float]:
+    try:
+        return {name: float(value) for name, value in (part.split("=") for part in text.split(","))}
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r}: NAME=VALUE with commas between them is wanted") from error
+
+
+def _figures(record: pathlib.Path | None, changes: dict[str, float]) -> dict[str, dict[str, Any]]:
+    figures = {} if record is None else measured(record.read_text(encoding="utf-8"))
+    given = {name: {"value": value, "slow": value, "fast": value} for name, value in changes.items()}
+    return figures | {name: row | {"source": "given to the command"} for name, row in given.items()}
 
 
 def _count(text: str) -> int:

@@ -7,27 +7,29 @@ written by the kernel before and are in L2, unless there are more of them than i
 from __future__ import annotations
 
 import math
+import struct
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
 from sm70_kernels.hardware import L2_BYTES
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
 Extent: TypeAlias = "int | tuple[int, int, int]"
+Contents: TypeAlias = bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Buffer:
     """A pointer parameter: the bytes of it that the launch touches, and whether they lie in DRAM (`cold`) or in L2.
 
-    `words` is what the kernel reads there where its way hangs on it: 32-bit integers, over and over.
+    `contents` are its first bytes where control flow or addresses hang on them (`integers`); all else is unknown data.
     """
 
     bytes: int
     cold: bool = False
-    words: tuple[int, ...] = ()
+    contents: Contents = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +59,23 @@ class Launch:
     def blocks(self) -> int:
         """How many blocks the grid has."""
         return math.prod(self.extent)
+
+
+_FORMATS = {1: "b", 2: "h", 4: "i", 8: "q"}
+
+
+def integers(values: Iterable[int], width: int = 4, *, cold: bool = False) -> Buffer:
+    """Return the buffer of signed integers of `width` bytes (1, 2, 4 or 8) that the emulated blocks load as they are.
+
+    For what decides trips and addresses: lengths of sequences, query starts, block tables, slots, state indices. Raises
+    ValueError for a number that does not fit.
+    """
+    numbers = list(values)
+    try:
+        contents = struct.pack(f"<{len(numbers)}{_FORMATS[width]}", *numbers)
+    except struct.error as error:
+        raise ValueError(f"integers of {width} bytes cannot hold {max(numbers, key=abs)}") from error
+    return Buffer(len(contents), cold, contents)
 
 
 def activations(size: int) -> Buffer:

@@ -115,11 +115,10 @@ def predict_code(code: Code, launch: Launch, kernel: Kernel, machine: Constants 
 def sampled_blocks(code: Code, launch: Launch, kernel: Kernel, l1_bytes: float) -> tuple[list[Block], list[Block]]:
     """Return the emulated blocks of a launch: those that it samples, and the one that closes a group, if any."""
     banks = {**code.constants, 0: constant_bank(launch, kernel)}
-
-    words = {number: each.words for number, each in enumerate(launch.args) if isinstance(each, Buffer) and each.words}
+    contents = {number: each.contents for number, each in enumerate(launch.args) if isinstance(each, Buffer)}
 
     def block(place: tuple[int, int, int], atomic: int | None) -> Block:
-        environment = Environment(place, launch.extent, (kernel.threads, 1, 1), banks, atomic, words)
+        environment = Environment(place, launch.extent, (kernel.threads, 1, 1), banks, atomic, contents)
         return run_block(code.program, environment, int(l1_bytes))
 
     if launch.closing is None:

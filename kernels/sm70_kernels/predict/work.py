@@ -60,17 +60,17 @@ class Planned:
 
 @dataclass(frozen=True, slots=True)
 class Called:
-    """A product of a step that the library does, as Planned."""
+    """A product of a step, or a pass over its elements, that a library does, as Planned."""
 
     part: str
     family: str
     count: int
-    product: library.Product
+    product: library.Product | library.Pass
 
     @property
     def name(self) -> str:
         """The library's."""
-        return library.NAME
+        return self.product.name
 
     def predict(self, corner: Corner = "expected") -> library.Estimate:
         """Return what its roofline says."""

@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from sm70_kernels.registry import CSRC, registered, source_hash
+from sm70_kernels.registry import CSRC, proof_key, registered, source_hash
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -32,8 +32,9 @@ def compose(host: Host, outcomes: Iterable[Outcome], launched: Iterable[str], gr
     """Return the record as JSON text.
 
     `launched` names the specialisations that ran, and `graphs` says of each operator whether a replayed graph gave the
-    eager result bit for bit. A registered specialisation that did not run is listed as unproven: it is built, and must
-    not be bound.
+    eager result bit for bit. Each specialisation that ran stands with the hash of its own sources and constants, so a
+    kernel that is added or changed later takes its own proof away and no other's. A registered specialisation that did
+    not run is listed as unproven: it is built, and must not be bound.
     """
     ran = set(launched)
     cases = [
@@ -48,7 +49,6 @@ def compose(host: Host, outcomes: Iterable[Outcome], launched: Iterable[str], gr
         }
         for outcome in outcomes
     ]
-    names = [spec.name for spec in registered()]
     record = {
         "gpu": host.gpu,
         "capability": host.capability,
@@ -59,8 +59,8 @@ def compose(host: Host, outcomes: Iterable[Outcome], launched: Iterable[str], gr
         "cases": cases,
         "graphs": dict(sorted(graphs.items())),
         "sanitizer": None,
-        "proven": sorted(name for name in names if name in ran),
-        "unproven": sorted(name for name in names if name not in ran),
+        "proven": {spec.name: proof_key(spec) for spec in registered() if spec.name in ran},
+        "unproven": sorted(spec.name for spec in registered() if spec.name not in ran),
     }
     return json.dumps(record, indent=1) + "\n"
 
@@ -76,20 +76,29 @@ def add_sanitizer(path: Path, asked: str, verdicts: Mapping[str, str]) -> None:
 
 
 def complaints(record: Mapping[str, Any]) -> list[str]:
-    """Return what keeps a record from vouching for the kernels of this tree; nothing when it does."""
-    found = []
-    if record["source_hash"] != source_hash():
-        found.append(
-            f"it was made with the sources {record['source_hash'][:12]}…, and this tree's are {source_hash()[:12]}…: "
-            "run `make gpu-test` on a machine with a GPU"
-        )
-    found += [f"{case['shape']} failed" for case in record["cases"] if not case["passed"]]
+    """Return what keeps a record from vouching for the kernels of this tree; nothing when it does.
+
+    Kernels that await a GPU need no proof; one that has it must await no longer.
+    """
+    found = [f"{case['shape']} failed" for case in record["cases"] if not case["passed"]]
     found += [f"a replayed graph of {operator} differs" for operator, same in record["graphs"].items() if not same]
     found += [
         f"{tool} says {verdict}"
         for tool, verdict in (record["sanitizer"] or {}).items()
         if verdict.startswith("failed")
     ]
-    named = {*record["proven"], *record["unproven"]}
-    found += [f"{spec.name} is not in it" for spec in registered() if spec.name not in named]
+    run = "run `make gpu-test` on a machine with a GPU"
+    for spec in registered():
+        key = record["proven"].get(spec.name)
+        proven = key == proof_key(spec)
+        if spec.kernel.awaits_gpu:
+            found += (
+                [f"{spec.name} is proven, and {spec.kernel.name} still awaits a GPU in its table"] if proven else []
+            )
+        elif key is not None and not proven:
+            found.append(
+                f"{spec.name} ran with the sources {key[:12]}…, and this tree's are {proof_key(spec)[:12]}…: {run}"
+            )
+        elif key is None and spec.name not in record["unproven"]:
+            found.append(f"{spec.name} is not in it: {run}")
     return found

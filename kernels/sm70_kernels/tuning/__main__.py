@@ -15,6 +15,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m sm70_kernels.tuning", description=__doc__, allow_abbrev=False)
     parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="the record, JSON")
     parser.add_argument("--ranks", type=int, default=4, choices=qwen38.RANKS, help="of the tensor-parallel group")
+    parser.add_argument(
+        "--compile", action="store_true", help="try kernels around the table's choices too, compiled here: minutes"
+    )
     chosen = parser.parse_args(arguments)
 
     import torch
@@ -26,7 +29,8 @@ def main(arguments: list[str] | None = None) -> int:
         print("sm70_kernels.tuning: no NVIDIA GPU here, and nothing can be timed without one", file=sys.stderr)
         return 1
     try:
-        found = tune.tune(chosen.ranks, torch.device("cuda"), lambda line: print(line, file=sys.stderr))
+        device, report = torch.device("cuda"), lambda line: print(line, file=sys.stderr)
+        found = tune.tune(chosen.ranks, device, report, compiling=chosen.compile)
         write_whole(chosen.out, record.dump(found).encode())
     except (KernelError, RuntimeError) as error:
         print(f"sm70_kernels.tuning: {str(error).splitlines()[0]}", file=sys.stderr)

@@ -12,7 +12,7 @@ from sm70_kernels.registry import source_hash
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-SCHEMA = 1
+SCHEMA = 2
 
 Sections: TypeAlias = "Mapping[str, tuple[Any, ...]]"
 """Rows by section, each an instance of the dataclass that a family's `ROWS` names for it."""
@@ -67,4 +67,8 @@ def check(record: Record, card: str) -> None:
 
 
 def _tuples(values: dict[str, Any]) -> dict[str, Any]:
-    return {key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}
+    return {key: _frozen(value) for key, value in values.items()}
+
+
+def _frozen(value: Any) -> Any:  # noqa: ANN401 - whatever JSON holds
+    return tuple(map(_frozen, value)) if isinstance(value, list) else value

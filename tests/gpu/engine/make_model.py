@@ -14,6 +14,8 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
+from tests.models_made.tiny_qwen import write_tokenizer
+
 BLOCK = 128
 HIDDEN, INTERMEDIATE, HEADS, KV_HEADS, HEAD_DIM = 5120, 17408, 24, 4, 256
 K_HEADS, V_HEADS, LINEAR_DIM, WIDTH = 16, 48, 128, 4
@@ -168,8 +170,8 @@ class Checkpoint:
         queries = {f"{at}in_proj_qkv": (channels, HIDDEN), f"{at}in_proj_z": (values, HIDDEN)}
         return plain, queries | {f"{at}out_proj": (HIDDEN, values)}
 
-    def finish(self, described: dict[str, object]) -> None:
-        """Write config.json and the index of each folder."""
+    def finish(self, described: dict[str, object], vocabulary: int) -> None:
+        """Write config.json, the index and a tokenizer of `vocabulary` tokens into each folder."""
         quantisation = {
             "quant_method": "fp8",
             "fmt": "e4m3",
@@ -180,6 +182,7 @@ class Checkpoint:
         for kind, weights in self.files.items():
             own = described | ({"quantization_config": quantisation} if kind == "fp8" else {})
             (self.folder / kind / "config.json").write_text(json.dumps(own, indent=1))
+            write_tokenizer(self.folder / kind, vocabulary)
             index = {"metadata": {"total_size": 0}, "weight_map": weights}
             (self.folder / kind / "model.safetensors.index.json").write_text(json.dumps(index))
 
@@ -197,7 +200,7 @@ def main() -> None:
     for layer in range(layers):
         checkpoint.write_layer(layer)
         print(f"layer {layer + 1} of {layers}", flush=True)
-    checkpoint.finish(config(layers, vocabulary))
+    checkpoint.finish(config(layers, vocabulary), vocabulary)
 
 
 if __name__ == "__main__":

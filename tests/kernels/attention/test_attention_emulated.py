@@ -56,7 +56,9 @@ def attend(
     where = (query, packed_pool(cache), cache.block_table, cache.seq_lens, starts, out, 0.25)
     how = (cache.sizes.kv_dtype, cache.k_scale, cache.v_scale)
     if variant is None:
-        operator._attention_decode_on_gpu(*where, *how)
+        tiles = table.row_tiles(query.shape[0], cache.seq_lens.shape[0], cache.sizes.group)
+        chosen = table.variant(cache.seq_lens.shape[0], tiles, cache.sizes.head)
+        operator.decode(*where, *how, chosen)
     else:
         operator.decode(*where, *how, variant)
 
@@ -143,7 +145,7 @@ def test_any_number_of_partitions(most: int, least: int, page_size: int, monkeyp
 def test_both_variants_have_the_same_bits(sequences: int, emulator: Emulator) -> None:
     # Of three formats in turn; the longest has several partitions of several chunks.
     kv_dtype, longest = cases.FORMATS[sequences % 3], 300 if sequences < 8 else 40
-    lengths = tuple(1 + 61 * number % longest for number in range(sequences - 1)) + (longest,)
+    lengths = (*(1 + 61 * number % longest for number in range(sequences - 1)), longest)
     cache = PagedCache(Sizes(kv_heads=1, group=6, head=256, kv_dtype=kv_dtype, page_size=48), lengths)
     query, starts, outs = cache.query(sequences), integers(*range(sequences + 1)), []
     for variant in (table.SINGLE, table.DUAL):

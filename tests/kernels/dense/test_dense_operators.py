@@ -32,7 +32,7 @@ def layer(gated: bool, channel: bool = False) -> tuple[PackedDense, torch.Tensor
         return pack_channels(weight, scale, gated), weight.double() * scale.double()
     scale = torch.rand(2 if gated else 1, 2, generator=numbers) * 0.01 + 0.001
     each = scale.repeat_interleave(N, 0).repeat_interleave(128, 1)
-    return pack_blocks(weight, scale, gated), weight.double() * each.double()
+    return pack_blocks(weight, scale, gated, split=(1, 1)), weight.double() * each.double()
 
 
 def rows(*shape: int) -> torch.Tensor:

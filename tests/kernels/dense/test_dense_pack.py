@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import pytest
@@ -16,6 +17,9 @@ from sm70_kernels.dense.pack import E4M3_FOLD, PackedDense, pack_blocks, pack_ch
 from sm70_kernels.dense.table import COUNTERS
 
 FP8 = torch.float8_e4m3fn
+
+
+WHOLE = partial(pack_blocks, split=(1, 1))
 
 
 def weights(n: int, k: int, seed: int = 0) -> torch.Tensor:
@@ -76,7 +80,7 @@ def dense(packed: PackedDense) -> torch.Tensor:
 def test_block_scales_stay_exact(n: int, k: int, gated: bool) -> None:
     halves, rows = 2 if gated else 1, math.ceil(n / 128)
     weight, scale = weights(halves * n, k), scales(halves * rows, math.ceil(k / 128))
-    packed = pack_blocks(weight, scale, gated)
+    packed = pack_blocks(weight, scale, gated, split=(1, 1))
     each = scale.view(halves, rows, -1).repeat_interleave(128, 1)[:, :n].repeat_interleave(128, 2)[..., :k]
     assert torch.equal(dense(packed), weight.double() * each.reshape(-1, k).double())
     blocks = packed.weight.shape[1]
@@ -110,15 +114,15 @@ def test_blocks_of_zeros_take_their_neighbours_scale() -> None:
     for block in (0, 2, 3, 5):
         codes[:, 128 * block : 128 * (block + 1)] = 0x80 if block % 2 else 0
     scale = torch.tensor([[math.nan, 2.0, 0.0, -1.0, 8.0, math.inf]])
-    packed = pack_blocks(weight, scale)
+    packed = pack_blocks(weight, scale, split=(1, 1))
     assert packed.scale[0, 6:12].tolist() == [2, 2, 2, 2, 8, 8]
     assert packed.scale[0, :6].tolist() == [1, 1, 1, 1, 0.25, 1]
-    nothing = pack_blocks(torch.zeros(64, 256).to(FP8), torch.zeros(1, 2))
+    nothing = pack_blocks(torch.zeros(64, 256).to(FP8), torch.zeros(1, 2), split=(1, 1))
     assert bool((nothing.scale[:, :4] == 1).all())
 
 
 def test_the_rest_of_a_packed_layer() -> None:
-    packed = pack_blocks(weights(128, 256), scales(1, 2))
+    packed = pack_blocks(weights(128, 256), scales(1, 2), split=(1, 1))
     assert packed.arguments == (packed.weight, packed.scale, packed.counters, 128, 256, 1.0)
     assert packed.counters.shape == (COUNTERS,)
     assert not packed.counters.any()
@@ -131,7 +135,7 @@ def test_the_rest_of_a_packed_layer() -> None:
 def test_the_unit_keeps_weights_normal_in_fp16(greatest: float, unit: float) -> None:
     weight = torch.full((32, 128), 448.0).to(FP8)
     assert pack_channels(weight, torch.tensor(greatest / 448)).unit == pytest.approx(unit)
-    assert pack_blocks(weight, torch.tensor([[greatest / 448]])).unit == pytest.approx(unit)
+    assert pack_blocks(weight, torch.tensor([[greatest / 448]]), split=(1, 1)).unit == pytest.approx(unit)
 
 
 BROKEN = weights(64, 128).clone()
@@ -141,25 +145,25 @@ BROKEN.view(torch.uint8)[3, 5] = 0xFF
 @pytest.mark.parametrize(
     ("function", "arguments", "says"),
     [
-        (pack_blocks, (BROKEN, scales(1, 1)), r"a weight \[64, 128\] has 1 elements that are not numbers"),
+        (WHOLE, (BROKEN, scales(1, 1)), r"a weight \[64, 128\] has 1 elements that are not numbers"),
         (pack_channels, (BROKEN, scales(64)), r"a weight \[64, 128\] has 1 elements that are not numbers"),
         (
-            pack_blocks,
+            WHOLE,
             (weights(64, 128).half(), scales(1, 1)),
             r"is to be float8_e4m3fn \[N, K\], not float16\[64, 128\]",
         ),
         (
-            pack_blocks,
+            WHOLE,
             (weights(64, 128)[0], scales(1, 1)),
             r"is to be float8_e4m3fn \[N, K\], not float8_e4m3fn\[128\]",
         ),
-        (pack_blocks, (weights(64, 0), scales(1, 1)), r"not float8_e4m3fn\[64, 0\]"),
-        (pack_blocks, (weights(129, 128), scales(1, 1)), r"\[129, 128\] wants block scales \[2, 1\], not \[1, 1\]"),
-        (pack_blocks, (weights(200, 128), scales(1, 1), True), r"wants block scales \[2, 1\], not \[1, 1\]"),
-        (pack_blocks, (weights(63, 128), scales(2, 1), True), "the same number of rows, and 63 is odd"),
-        (pack_blocks, (weights(64, 128), -scales(1, 1)), r"scales are to be positive numbers, not -[\d.]+"),
-        (pack_blocks, (weights(64, 128), scales(1, 1) * math.nan), "scales are to be positive numbers, not nan"),
-        (pack_blocks, (weights(64, 256), torch.tensor([[1.0, 1e-30]])), r"differ by a factor of 1.0e\+30, above 2\^60"),
+        (WHOLE, (weights(64, 0), scales(1, 1)), r"not float8_e4m3fn\[64, 0\]"),
+        (WHOLE, (weights(129, 128), scales(1, 1)), r"\[129, 128\] wants block scales \[2, 1\], not \[1, 1\]"),
+        (WHOLE, (weights(200, 128), scales(1, 1), True), r"wants block scales \[2, 1\], not \[1, 1\]"),
+        (WHOLE, (weights(63, 128), scales(2, 1), True), "the same number of rows, and 63 is odd"),
+        (WHOLE, (weights(64, 128), -scales(1, 1)), r"scales are to be positive numbers, not -[\d.]+"),
+        (WHOLE, (weights(64, 128), scales(1, 1) * math.nan), "scales are to be positive numbers, not nan"),
+        (WHOLE, (weights(64, 256), torch.tensor([[1.0, 1e-30]])), r"differ by a factor of 1.0e\+30, above 2\^60"),
         (pack_channels, (weights(64, 128), scales(63)), r"a weight \[64, 128\] wants \[64\] or one scale, not \[63\]"),
         (pack_channels, (weights(64, 128), scales(64) * 0), "scales are to be positive numbers, not 0.0"),
     ],
@@ -176,7 +180,12 @@ def test_what_is_not_a_number_is_named_with_its_block() -> None:
     scale = scales(4, 3)
     scale[3, 1] = 0
     with pytest.raises(ValueError, match=r"the first in row 330, column 140, block \[3, 1\] with scale 0\.0$"):
-        pack_blocks(weight, scale, gated=True)
+        pack_blocks(weight, scale, gated=True, split=(1, 1))
+
+
+def test_nobody_packs_blocks_without_saying_how_they_are_split() -> None:
+    with pytest.raises(TypeError, match="split"):
+        pack_blocks(weights(128, 128), scales(1, 1))  # type: ignore[call-arg]
 
 
 @pytest.mark.parametrize(("n", "k", "split"), [(1088, 256, (16, 1)), (256, 1088, (1, 16))])

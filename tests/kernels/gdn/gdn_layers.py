@@ -107,6 +107,12 @@ class GdnLayer:
         where = (query_start_loc, state_indices, num_accepted_tokens)
         torch.ops.sm70.gdn_verify(*self._arguments(inputs), *where, out, self.sizes.key_heads)
 
+    def log(self) -> torch.Tensor:
+        """Return a log for `gdn_verify_log` that holds what is not a number."""
+        sizes = self.sizes
+        width = sizes.key_heads * sizes.key_head + sizes.value_heads * sizes.value_head + sizes.value_heads
+        return torch.full((sizes.slots, sizes.rows, width), torch.nan)
+
     def _arguments(self, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
         return *inputs, self.conv_state, self.conv_weight, self.ssm_state, self.a_log, self.dt_bias
 

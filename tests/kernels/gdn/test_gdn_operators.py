@@ -8,11 +8,12 @@ import pytest
 import torch
 
 import sm70_kernels.gdn.operator  # noqa: F401 - registers torch.ops.sm70
+from sm70_kernels import dispatch
 from sm70_kernels.gdn import recurrence
 from sm70_kernels.torch_library import has_kernel
 from tests.kernels.gdn.gdn_layers import GdnLayer, Sizes, integers, relative
 
-NAMES = ("gdn_decode", "gdn_prefill", "gdn_verify")
+NAMES = ("gdn_decode", "gdn_prefill", "gdn_verify", "gdn_verify_log")
 
 
 def arguments_of(name: str) -> dict[str, Any]:
@@ -29,6 +30,13 @@ def arguments_of(name: str) -> dict[str, Any]:
             "query_start_loc": integers(0, 3, 4),
             "state_indices": torch.tensor([[1, 2, 3], [0, 5, 4]], dtype=torch.int32),
             "num_accepted_tokens": integers(2, 1),
+        },
+        "gdn_verify_log": {
+            "log": layer.log().zero_(),
+            "query_start_loc": integers(0, 3, 4),
+            "state_indices": integers(1, 0),
+            "num_accepted_tokens": integers(2, 1),
+            "num_replayed_rows": integers(2, 0),
         },
     }[name]
     return {
@@ -59,13 +67,13 @@ def test_an_operator_is_legal_for_torch_compile(name: str) -> None:
     compiled = torch.compile(around, fullgraph=True, backend="aot_eager", dynamic=True)
     eager, traced = arguments_of(name), arguments_of(name)
     assert torch.equal(around(**eager), compiled(**traced))
-    for changed in ("out", "conv_state", "ssm_state"):
+    for changed in ("out", "conv_state", "ssm_state", *(("log",) if "log" in eager else ())):
         assert torch.equal(eager[changed], traced[changed])
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_an_operator_has_no_kernel_yet(name: str) -> None:
-    assert not has_kernel(name)
+def test_which_operators_have_a_kernel() -> None:
+    assert not any(has_kernel(name) for name in NAMES)
+    assert dispatch.AWAITING & set(NAMES) == {"gdn_decode", "gdn_verify_log"}
     assert not has_kernel("no_such_operator")
 
 
@@ -101,7 +109,7 @@ def test_what_does_not_fit_is_refused(name: str, argument: str) -> None:
     wrong, message = REFUSED[argument]
     with pytest.raises(ValueError, match="wants") as refused:
         getattr(torch.ops.sm70, name)(**arguments_of(name) | {argument: wrong})
-    columns = "5" if name == "gdn_verify" else "3"
+    columns = "5" if name.startswith("gdn_verify") else "3"
     assert str(refused.value) == message.replace("NAME", name).replace("COLUMNS", columns)
 
 
@@ -115,6 +123,10 @@ def test_what_does_not_fit_is_refused(name: str, argument: str) -> None:
         ("gdn_verify", "state_indices", torch.zeros(2).int(), "state_indices int32[sequences, rows], not int32[2]"),
         ("gdn_verify", "query_start_loc", torch.zeros(3), "query_start_loc int32[3], not float32[3]"),
         ("gdn_verify", "num_accepted_tokens", torch.zeros(3).int(), "num_accepted_tokens int32[2], not int32[3]"),
+        ("gdn_verify_log", "state_indices", torch.zeros(2), "state_indices int32[2], not float32[2]"),
+        ("gdn_verify_log", "num_replayed_rows", torch.zeros(3).int(), "num_replayed_rows int32[2], not int32[3]"),
+        ("gdn_verify_log", "log", torch.zeros(7, 3, 85), "a log float32[7, rows, 86], not float32[7, 3, 85]"),
+        ("gdn_verify_log", "log", torch.zeros(7, 86), "a log [slots, rows, floats of a row], not float32[7, 86]"),
     ],
 )
 def test_places_that_do_not_fit_are_refused(name: str, argument: str, wrong: torch.Tensor, wanted: str) -> None:

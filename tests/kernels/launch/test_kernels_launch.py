@@ -192,6 +192,13 @@ def test_volta_loads_cubins_and_newer_ones_ptx(capability: tuple[int, int], form
     assert module.form_for("odd", capability, "NVIDIA X") == form
 
 
+def test_a_turing_card_loads_cubins_where_it_is_asked_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_LOADS_CUBINS", {(7, 0)})
+    module.take_cubins_on_turing()
+    assert [module.form_for("odd", (7, minor), "NVIDIA X") for minor in (0, 5)] == ["cubin", "cubin"]
+    assert module.form_for("odd", (8, 0), "NVIDIA X") == "ptx"
+
+
 def test_anything_older_is_refused() -> None:
     says = r"Tesla P100 has compute capability 6.0: these kernels want 7.0 or newer"
     with pytest.raises(KernelError, match=says) as caught:

@@ -17,7 +17,7 @@ from sm70_kernels.predict.emulate.environment import PARAMETERS, REGION_SHIFT, E
 from tests.kernels.predict.counted_kernels import HEAD, compiled
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from sm70_kernels.predict.emulate.arithmetic import Bits, Longs
 
@@ -33,14 +33,16 @@ def run(
     args: Sequence[float],
     place: tuple[int, int, int] = (0, 0, 0),
     atomic: int | None = None,
+    contents: Mapping[int, bytes] | None = None,
 ) -> Block:
-    """Emulate a block of kernel `text`; pointers are numbered from START by parameter."""
+    """Emulate a block of kernel `text`; pointers are numbered from START by parameter, which `contents` goes by too."""
     code, _ = compiled(HEAD + text, params, threads)
     bank = bytearray(PARAMETERS)
     struct.pack_into("<6I", bank, 0, threads, 1, 1, 7, 5, 3)
     values = [number + 1 << REGION_SHIFT if letter == "P" else args[number] for number, letter in enumerate(params)]
     banks = {**code.constants, 0: bytes(bank) + struct.pack(params, *values)}
-    return run_block(code.program, Environment(place, (7, 5, 3), (threads, 1, 1), banks, atomic), 1 << 16)
+    environment = Environment(place, (7, 5, 3), (threads, 1, 1), banks, atomic, contents or {})
+    return run_block(code.program, environment, 1 << 16)
 
 
 @pytest.fixture

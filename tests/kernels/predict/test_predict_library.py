@@ -16,7 +16,7 @@ from sm70_kernels.predict import __main__ as command
 from sm70_kernels.predict import library, step
 from sm70_kernels.predict.constants import constants
 from sm70_kernels.predict.launch import Buffer
-from sm70_kernels.predict.library import Product, estimate
+from sm70_kernels.predict.library import Pass, Product, estimate
 from sm70_kernels.predict.prediction import predict
 from sm70_kernels.predict.work import Called, Path, Planned
 
@@ -88,18 +88,42 @@ def test_the_workspace_is_the_operators() -> None:
 
 
 def test_gate_and_up_of_four_ranks_are_expanded_at_once() -> None:
-    one, two, three = dense.expanded(4352, 5120, True, 8192)
+    one, *rest = dense.expanded(4352, 5120, True, 8192)
     assert isinstance(one, Run)
-    assert (one.what, one.count, one.launch.extent) == ("expand", 1, (10, 272, 1))
-    assert two == Call("product", 2, Product(8192, 4352, 5120))
-    assert isinstance(three, Run)
-    assert (three.what, three.launch.extent) == ("silu", (8192, 3, 1))
+    assert (one.count, one.launch.extent) == (1, (10, 272, 1))
+    # As the operator does it: 4096 rows of both halves at a time, in FP32, then silu and a product rounded to FP16.
+    assert rest == [
+        Call("product", 2 * 2, Product(4096, 4352, 5120, out_bytes=4)),
+        Call("silu", 2, Pass(4096, 4352, 8)),
+        Call("mul", 2, Pass(4096, 4352, 10)),
+    ]
+
+
+def test_rows_beyond_a_full_turn_of_gate_and_up_are_a_turn_of_their_own() -> None:
+    calls = [each for each in dense.expanded(4352, 5120, True, 4097) if isinstance(each, Call)]
+    assert [(each.what, each.count, each.product.rows) for each in calls if each.what == "product"] == [
+        ("product", 2, 4096),
+        ("product", 2, 1),
+    ]
+
+
+def test_a_pass_takes_its_bytes_time() -> None:
+    found = estimate(Pass(4096, 4352, 8))
+    # 142,606,336 bytes at 870 GB/s, and 1.5 to start.
+    assert found.us == pytest.approx(163.915 + 1.5, abs=1e-2)
+    assert (found.bound, found.dram_bytes, found.kernel) == ("dram", 142_606_336, "torch_elementwise")
+    # What L2 holds is read from there.
+    small = estimate(Pass(1, 4352, 8))
+    assert (small.bound, small.dram_bytes) == ("launch", 0)
+    assert small.us == pytest.approx(1.5 + 34816 / 2500e3, abs=1e-3)
 
 
 def test_a_larger_layer_is_expanded_in_turns() -> None:
     # The workspace holds 136 tiles of gate and as many of up, 4352 columns; one rank has 17408.
     calls = [each for each in dense.expanded(17408, 5120, True, 4096) if isinstance(each, Call)]
-    assert calls == [Call("product", 4 * 2, Product(4096, 4352, 5120))]
+    assert [each for each in calls if each.what == "product"] == [
+        Call("product", 4 * 2, Product(4096, 4352, 5120, out_bytes=4))
+    ]
     # 272 tiles of a layer that is not gated, then 10, of which the last lacks five columns.
     ragged = list(dense.expanded(282 * 32 - 5, 5120, False, 4096))
     assert [each.product.n for each in ragged if isinstance(each, Call)] == [8704, 315]
@@ -125,7 +149,9 @@ def test_the_table_says_from_where_on_weights_are_expanded() -> None:
         return Counter(each.part for each in dense.projections(rows, 4, path))
 
     assert set(parts(EXPAND_FROM - 1)) == {"gate_up", "down", "qkv", "o", "qkvz", "out"}
-    assert {"gate_up expand", "gate_up product", "gate_up silu", "out product"} <= set(parts(EXPAND_FROM))
+    assert {"gate_up expand", "gate_up product", "gate_up silu", "gate_up mul", "out product"} <= set(
+        parts(EXPAND_FROM)
+    )
     assert set(parts(EXPAND_FROM, "native")) == set(parts(1))
     assert set(parts(64, "expanded")) == set(parts(EXPAND_FROM))
 

@@ -11,7 +11,7 @@ import pytest
 from sm70_kernels.dense import predict as dense
 from sm70_kernels.predict import __main__ as command
 from sm70_kernels.predict import step
-from sm70_kernels.predict.constants import Constants, Corner, constants, described
+from sm70_kernels.predict.constants import Constants, Corner, adopt, constants, described
 from sm70_kernels.predict.launch import Buffer, Launch
 from sm70_kernels.predict.prediction import predict_code
 from sm70_kernels.predict.work import Planned
@@ -19,6 +19,7 @@ from tests.kernels.predict.counted_kernels import COPY, FFMA, HEAD, compiled, pr
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 pytestmark = pytest.mark.needs("engine")
 
@@ -209,3 +210,64 @@ def test_the_command_says_when_there_is_no_disassembler(
     sass.disassemble.cache_clear()
     assert command.main(["--kernel", "gated", "--m", "1"]) == 1
     assert "/nowhere/nvdisasm cannot be run" in capsys.readouterr().err
+
+
+@pytest.fixture
+def own_constants() -> Iterator[None]:
+    """Give the model its own figures back."""
+    yield
+    adopt({})
+
+
+@pytest.mark.usefixtures("own_constants")
+def test_figures_of_a_card_take_the_place_of_the_models() -> None:
+    before = ffma(80)
+    adopt({"fma": {"value": 4, "slow": 5, "fast": 3, "source": "a card"}})
+    assert (constants("fast").fma, constants().fma, constants("slow").fma) == (3, 4, 5)
+    assert described()["fma"] == {
+        "value": 4,
+        "slow": 5,
+        "fast": 3,
+        "unit": "cycles a warp and sub-core",
+        "source": "a card",
+    }
+    # The pipe that bounds this kernel takes twice as long.
+    assert ffma(80) == pytest.approx(2 * before, rel=0.1)
+    adopt({})
+    assert ffma(80) == before
+
+
+@pytest.mark.parametrize(
+    ("figures", "says"),
+    [
+        ({"fmma": {"value": 1, "slow": 1, "fast": 1}}, "fmma is no constant of the model; it has alu, atomic"),
+        ({"fma": {"value": 1, "slow": float("nan"), "fast": 1}}, "fma: value, slow and fast are to be numbers"),
+        ({"fma": {"value": 4, "slow": 3, "fast": 1}}, "fma: the value 4 is not between slow, 3, and fast, 1"),
+    ],
+)
+def test_figures_that_cannot_be_are_refused(figures: dict[str, dict[str, float]], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        adopt(figures)
+    assert constants().fma == 2
+
+
+@pytest.mark.usefixtures("own_constants")
+def test_the_command_takes_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    record = tmp_path / "card.json"
+    row = {"value": 1.0, "slow": 1.2, "fast": 0.9, "source": "measured on a card"}
+    record.write_text(json.dumps({"capability": "7.0", "constants": {"ramp": row}}))
+    words = ["--m", "1", "--kernel", "cublas", "--json", "--constants", str(record)]
+    assert command.main([*words, "--set", "stream_bandwidth=800,gap=0.5"]) == 0
+    machine = json.loads(capsys.readouterr().out)["machine"]
+    assert machine["ramp"] == row | {"unit": "us a kernel"}
+    assert (machine["stream_bandwidth"]["value"], machine["gap"]["source"]) == (800, "given to the command")
+    record.write_text(json.dumps({"capability": "9.0", "card": "NVIDIA H200", "constants": {"ramp": row}}))
+    assert command.main(words) == 1
+    assert "is of a NVIDIA H200 of compute capability 9.0" in capsys.readouterr().err
+    record.write_text("{}")
+    assert command.main(words) == 1
+    assert "not a record of `appliance bench card` (KeyError: 'capability')" in capsys.readouterr().err
+    assert command.main([*words[:-1], str(tmp_path / "none.json")]) == 1
+    assert "No such file" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        command.main(["--set", "ramp"])

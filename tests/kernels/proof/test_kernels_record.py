@@ -14,10 +14,13 @@ from sm70_kernels.proof import record as recording
 from sm70_kernels.proof.prove import Outcome, prove
 from sm70_kernels.proof.record import COMMITTED, Host, add_sanitizer, complaints, compose
 from sm70_kernels.proof.subject import subjects
-from sm70_kernels.registry import registered, source_hash
+from sm70_kernels.registry import Kernel, Specialisation, proof_key, registered, source_hash
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+MISSED = registered()[4]
+"""What a run missed."""
 
 HOST = Host(gpu="NVIDIA X", capability="9.0", driver="580.1", torch="2.11.0", date="2026-11-29")
 
@@ -28,8 +31,8 @@ def outcome() -> Outcome:
 
 
 def made(outcomes: list[Outcome], **changes: Any) -> dict[str, Any]:
-    names = [spec.name for spec in registered()]
-    record: dict[str, Any] = json.loads(compose(HOST, outcomes, names[:-1], {"rms_norm": True}))
+    names = [spec.name for spec in registered() if not spec.kernel.awaits_gpu and spec != MISSED]
+    record: dict[str, Any] = json.loads(compose(HOST, outcomes, names, {"rms_norm": True}))
     return record | changes
 
 
@@ -41,16 +44,36 @@ def test_the_committed_record_vouches_for_this_tree() -> None:
 def test_a_good_record_has_no_complaint_and_lists_what_did_not_run(outcome: Outcome) -> None:
     record = made([outcome])
     assert complaints(record) == []
-    assert record["unproven"] == [registered()[-1].name]
+    assert record["unproven"] == sorted([MISSED.name, *(spec.name for spec in registered() if spec.kernel.awaits_gpu)])
     assert record["source_hash"] == source_hash()
+    assert record["proven"][registered()[0].name] == proof_key(registered()[0])
     assert record["cases"][0]["shape"] == "rms_norm[hidden=5120,tokens=1]"
     assert record["cases"][0]["error"] < record["cases"][0]["gate"] == 1e-3
 
 
-def test_a_record_of_other_sources_does_not_vouch(outcome: Outcome) -> None:
-    (said,) = complaints(made([outcome], source_hash="0" * 64))
-    assert said.startswith("it was made with the sources 000000000000…, and this tree's are ")
+def test_a_kernel_of_other_sources_is_not_vouched_for(outcome: Outcome) -> None:
+    record = made([outcome])
+    changed = registered()[3].name
+    record["proven"][changed] = "0" * 64
+    (said,) = complaints(record)
+    assert said.startswith(f"{changed} ran with the sources 000000000000…, and this tree's are ")
     assert said.endswith("run `make gpu-test` on a machine with a GPU")
+
+
+def test_another_familys_kernel_takes_no_proof_away(outcome: Outcome) -> None:
+    assert complaints(made([outcome], source_hash="0" * 64)) == []
+
+
+def test_a_kernel_that_awaits_a_gpu_needs_no_proof_and_awaits_no_longer_with_one(
+    outcome: Outcome, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    new = Kernel("new", "norm/rms_norm.cu", "rms_norm", "P", ("THREADS",), awaits_gpu=True)
+    spec = Specialisation(new, {"THREADS": 32})
+    record = made([outcome])
+    monkeypatch.setattr(recording, "registered", lambda: (*registered(), spec))
+    assert complaints(record) == []
+    record["proven"][spec.name] = proof_key(spec)
+    assert complaints(record) == ["new-threads32 is proven, and new still awaits a GPU in its table"]
 
 
 def test_a_failure_does_not_vouch(outcome: Outcome) -> None:
@@ -61,8 +84,8 @@ def test_a_failure_does_not_vouch(outcome: Outcome) -> None:
 
 def test_a_kernel_that_came_later_does_not_hide(outcome: Outcome) -> None:
     record = made([outcome])
-    gone = record["proven"].pop()
-    assert complaints(record) == [f"{gone} is not in it"]
+    gone, _ = record["proven"].popitem()
+    assert complaints(record) == [f"{gone} is not in it: run `make gpu-test` on a machine with a GPU"]
 
 
 def test_the_sanitizers_verdict_is_added(tmp_path: Path, outcome: Outcome) -> None:

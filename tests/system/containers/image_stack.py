@@ -6,9 +6,7 @@ import json
 import os
 import re
 import shutil
-import socket
 import subprocess
-import time
 from typing import TYPE_CHECKING, Any
 
 import docker
@@ -16,9 +14,10 @@ import httpx
 import testinfra
 
 from appliance.paths import ROOT
+from tests.waiting import free_port, until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
     from pathlib import Path
 
 FILES = ("compose.yaml", "compose.portable.yaml")
@@ -32,21 +31,6 @@ START_S = 900
 """A start, with the conversion of the model and a compiler's run, on a busy machine."""
 BUILD_S = 2400
 DRAIN_S = 300
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def until(true: Callable[[], Any], seconds: float = 120.0, every: float = 0.2) -> Any:
-    """Wait until `true()` holds and return what it returned."""
-    end = time.monotonic() + seconds
-    while not (found := true()):
-        assert time.monotonic() < end, f"not within {seconds:.0f} s"
-        time.sleep(every)
-    return found
 
 
 def environment(**more: str) -> dict[str, str]:
@@ -178,7 +162,7 @@ class Stack:
             return code == 0 and restarts in (None, report["details"]["restarts"])
 
         try:
-            until(ready, START_S, every=1.0)
+            until(ready, every_s=1.0, limit_s=START_S)
         except AssertionError as error:
             raise AssertionError(f"{error}; the engine's container said:\n{self.log()[-4000:]}") from error
 

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import pytest
 
-from tests.system.containers.image_stack import BUILD_S, DRAIN_S, START_S, Stack, run, until
+from tests.system.containers.image_stack import BUILD_S, DRAIN_S, START_S, Stack, run
+from tests.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -172,12 +173,12 @@ def test_a_stopped_engine_is_called_stalled_shows_its_stacks_and_is_replaced(sta
     before = stack.probe("ready")[1]["details"]["restarts"]
     core = stack.pid("core")
     stack.sh(f"kill -STOP {core}")
-    until(lambda: stack.probe("live")[0] == 1, 5 * GRACE_S)
+    until(lambda: stack.probe("live")[0] == 1, limit_s=5 * GRACE_S)
     status, report = stack.health("live")
     assert (status, report["phase"]) == (503, "stalled")
     assert f"(pid {core})" in report["reason"]
-    until(lambda: re.search(rf"\b{core} \S+: state T", stack.log()), 2 * GRACE_S)
-    until(lambda: "appliance/vllm_plugin/server/serve.py" in stack.log(), 2 * GRACE_S)
+    until(lambda: re.search(rf"\b{core} \S+: state T", stack.log()), limit_s=2 * GRACE_S)
+    until(lambda: "appliance/vllm_plugin/server/serve.py" in stack.log(), limit_s=2 * GRACE_S)
     # Nobody lets it go on, so after the grace the guardian starts another one.
     stack.wait_ready(before + 1)
     assert stack.pid("core") != core
@@ -189,7 +190,7 @@ def test_a_killed_engine_comes_back_in_the_same_container(stack: Stack) -> None:
     before = stack.probe("ready")[1]["details"]["restarts"]
     started = stack.container("engine").attrs["State"]["StartedAt"]
     stack.sh(f"kill -KILL {stack.pid('core')}")
-    until(lambda: stack.probe("ready")[0] == 1, 20, every=0.1)
+    until(lambda: stack.probe("ready")[0] == 1, limit_s=20, every_s=0.1)
     stack.wait_ready(before + 1)
     container = stack.container("engine")
     assert (container.attrs["State"]["StartedAt"], container.attrs["RestartCount"]) == (started, 0)
@@ -218,7 +219,7 @@ def _unhealthy(stack: Stack, name: str) -> Any:
 def test_a_sidecar_without_an_engine_is_healthy_and_says_so(stack: Stack) -> None:
     assert stack.container("engine").status == "exited", "the tests of this module build on each other"
     for name in ("live", "ready"):
-        status, report = until(partial(_unhealthy, stack, name), 30)
+        status, report = until(partial(_unhealthy, stack, name), limit_s=30)
         assert (status, report["phase"]) == (503, "dead")
         assert report["reason"]
     assert stack.sidecar.get("/").status_code == 200

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.system.containers.image_stack import BUILD_S, START_S, Stack, until
+from tests.system.containers.image_stack import BUILD_S, START_S, Stack
+from tests.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
+import shutil
 import signal
-import socket
 import subprocess
 import sys
+import tempfile
 import threading
-import time
 from contextlib import contextmanager, suppress
+from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import httpx
@@ -19,10 +22,10 @@ import psutil
 from appliance import rundir
 from appliance.health import judge
 from appliance.rundir import plugin_proof
+from tests.waiting import free_port, until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
+    from collections.abc import Iterator
 
 GRACE_S = 4.0
 """Short, so that a stall shows soon; a beat a second still fits several times."""
@@ -30,26 +33,22 @@ GRACE_S = 4.0
 START_S = 300.0
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+@cache
+def vllm_cache() -> Path:
+    """Return one folder for all engines of this run, removed at its end.
 
-
-def until(true: Callable[[], Any], seconds: float = 60.0, every: float = 0.05) -> Any:
-    """Wait until `true()` holds and return what it returned."""
-    end = time.monotonic() + seconds
-    while not (found := true()):
-        assert time.monotonic() < end, f"not within {seconds:.0f} s"
-        time.sleep(every)
-    return found
+    vLLM keeps there what it asked of a model's class, in a process that imports everything and takes 20 s.
+    """
+    folder = tempfile.mkdtemp(prefix="vllm-cache-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return Path(folder)
 
 
 def environment(home: Path, **changes: str) -> dict[str, str]:
-    """What the engine needs where there is no network, with all that it writes under `home`."""
+    """What the engine needs where there is no network, with all that it writes under `home` or `vllm_cache`."""
     own = {
         "HOME": str(home),
-        "VLLM_CACHE_ROOT": str(home / "vllm"),
+        "VLLM_CACHE_ROOT": str(vllm_cache()),
         "HF_HUB_OFFLINE": "1",
         "VLLM_CPU_KVCACHE_SPACE": "1",
         "VLLM_NO_USAGE_STATS": "1",
@@ -98,7 +97,7 @@ class Engine:
             assert self.process.poll() is None, self.log.read_text()[-4000:]
             return self.models() == ["smol"]
 
-        until(serves, START_S, every=0.5)
+        until(serves, every_s=0.5, limit_s=START_S)
         self.guardian.enter("ready")
         until(self.heartbeat)
 

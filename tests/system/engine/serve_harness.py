@@ -15,7 +15,7 @@ import psutil
 from appliance import rundir
 from appliance.health import judge
 from appliance.rundir import plugin_proof
-from tests.system.engine.engine_harness import free_port, until
+from tests.waiting import free_port, until
 
 KEY = "sk-test-5f2c9e71d0"
 TOKEN = "hf_test_77aa01b2c3"
@@ -27,11 +27,21 @@ MODEL = "smollm2-135m-instruct"
 class Server:
     """One `appliance serve` and a client of it."""
 
-    def __init__(self, model: Path, state_dir: Path, log: Path, *arguments: str, key: str = KEY) -> None:
+    def __init__(
+        self,
+        model: Path,
+        state_dir: Path,
+        log: Path,
+        *arguments: str,
+        key: str = KEY,
+        profile: str = "portable_smollm2",
+        served: str = MODEL,
+    ) -> None:
+        self.served = served
         self.run_dir = state_dir / "run"
         self.port, self.sidecar_port = free_port(), free_port()
         self.log_file = log
-        command = [str(Path(sys.executable).with_name("appliance")), "serve", "--profile", "portable_smollm2"]
+        command = [str(Path(sys.executable).with_name("appliance")), "serve", "--profile", profile]
         command += ["--model", str(model), "--state-dir", str(state_dir), "--port", str(self.port)]
         command += ["--sidecar-port", str(self.sidecar_port), "--stall-grace", str(GRACE_S), *arguments]
         inherited = {name: value for name, value in os.environ.items() if not name.startswith(("APPLIANCE_", "VLLM_"))}
@@ -79,7 +89,7 @@ class Server:
             assert self.process.poll() is None, self.log[-4000:]
             return self.report().ready_ok and self.phase["restarts"] == restarts
 
-        until(ready, seconds, every=0.25)
+        until(ready, every_s=0.25, limit_s=seconds)
         self.look()
 
     def look(self) -> list[psutil.Process]:
@@ -94,11 +104,14 @@ class Server:
         return int(pid)
 
     def chat(self, tokens: int, **options: Any) -> httpx.Response:
-        return self.http.post("/v1/chat/completions", json=body(tokens, **options))
+        return self.http.post("/v1/chat/completions", json=self.body(tokens, **options))
+
+    def body(self, tokens: int, **options: Any) -> dict[str, Any]:
+        return body(tokens, **{"model": self.served, **options})
 
     def stream(self, tokens: int, **options: Any) -> list[dict[str, Any]]:
         """The pieces of a streamed chat, which must end as the protocol says."""
-        with self.http.stream("POST", "/v1/chat/completions", json=body(tokens, stream=True, **options)) as answer:
+        with self.http.stream("POST", "/v1/chat/completions", json=self.body(tokens, stream=True, **options)) as answer:
             assert answer.status_code == 200
             lines = [line[6:] for line in answer.iter_lines() if line.startswith("data: ")]
         assert lines[-1] == "[DONE]"

@@ -16,8 +16,9 @@ import pytest
 
 from appliance.cache.stamp import parse
 from appliance.cache.store import Store
-from tests.system.engine.engine_harness import environment, until
+from tests.system.engine.engine_harness import environment
 from tests.system.engine.serve_harness import KEY, START_S, Server
+from tests.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

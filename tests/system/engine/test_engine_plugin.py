@@ -24,7 +24,8 @@ from appliance.vllm_plugin import stack_dump
 from appliance.vllm_plugin.register import source_hash
 from appliance.vllm_plugin.server import serve
 from appliance.vllm_plugin.server.in_flight import INFERENCE
-from tests.system.engine.engine_harness import GRACE_S, Engine, body, environment, until
+from tests.system.engine.engine_harness import GRACE_S, Engine, body, environment
+from tests.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -47,7 +48,7 @@ def at_rest(request: pytest.FixtureRequest) -> Iterator[None]:
     engine.settle()
     yield
     engine.guardian.enter("ready")
-    until(lambda: engine.report().phase == "ready", 120)
+    until(lambda: engine.report().phase == "ready", limit_s=120)
     engine.settle()
 
 
@@ -70,7 +71,7 @@ def until_stalled(engine: Engine, reason: str) -> Report:
         report = engine.report()
         return report if report.phase == "stalled" and reason in report.reason else None
 
-    found: Report = until(told, GRACE_S + 30)
+    found: Report = until(told, limit_s=GRACE_S + 30)
     return found
 
 
@@ -167,7 +168,7 @@ def test_a_client_that_goes_away_leaves_nothing_running(engine: Engine, after: i
             received += client.recv(4096)
         until(lambda: engine.heartbeat()["running"] == 1)
     until(lambda: engine.heartbeat()["in_flight"] == 0)
-    until(lambda: engine.heartbeat()["running"] == 0, 10)
+    until(lambda: engine.heartbeat()["running"] == 0, limit_s=10)
     assert watched(engine, 1.5 * GRACE_S) == ["ready"]
     assert engine.report().details["state"] == "idle"
 
@@ -362,8 +363,8 @@ def test_sigterm_ends_a_start_at_once(smollm2: Path, tmp_path: Path) -> None:
     """vLLM alone loses a SIGTERM that comes while it waits for its engine core, and waits on for ten minutes."""
     engine = Engine(smollm2, tmp_path)
     try:
-        until(lambda: plugin_proof.read_all(engine.run_dir), 200)
-        until(lambda: len(engine.tree()) > 2, 60)
+        until(lambda: plugin_proof.read_all(engine.run_dir), limit_s=200)
+        until(lambda: len(engine.tree()) > 2, limit_s=60)
         tree = engine.tree()
         engine.process.terminate()
         assert engine.process.wait(timeout=60) == 143

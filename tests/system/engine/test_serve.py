@@ -20,8 +20,8 @@ import httpx
 import pytest
 
 from appliance import rundir
-from tests.system.engine.engine_harness import until
 from tests.system.engine.serve_harness import GRACE_S, KEY, TOKEN, Server, body
+from tests.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -120,13 +120,13 @@ def test_an_engine_stopped_under_load_stalls_with_a_reason_and_works_again(serve
     until(lambda: server.heartbeat["running"] == 1)
     os.kill(core, signal.SIGSTOP)
     try:
-        until(lambda: server.health("live")[0] == 503, 4 * GRACE_S)
+        until(lambda: server.health("live")[0] == 503, limit_s=4 * GRACE_S)
         status, report = server.health("ready")
         assert (status, report["phase"]) == (503, "stalled")
         assert f"(pid {core})" in report["reason"]
         assert re.search(r"no step for \d|has been stopped \(state T\) for \d", report["reason"])
-        until(lambda: f"{core} VLLM::EngineCore: state T" in server.log, GRACE_S / 2)
-        until(lambda: "appliance/vllm_plugin/server/serve.py" in server.log, GRACE_S / 2)
+        until(lambda: f"{core} VLLM::EngineCore: state T" in server.log, limit_s=GRACE_S / 2)
+        until(lambda: "appliance/vllm_plugin/server/serve.py" in server.log, limit_s=GRACE_S / 2)
     finally:
         with suppress(ProcessLookupError):
             os.kill(core, signal.SIGCONT)
@@ -141,7 +141,7 @@ def test_a_killed_engine_is_not_ready_and_comes_back(server: Server) -> None:
     old = server.look()
     core = server.pid("core")
     os.kill(core, signal.SIGKILL)
-    until(lambda: not server.report().ready_ok, 10)
+    until(lambda: not server.report().ready_ok, limit_s=10)
     until(lambda: server.health("ready")[0] == 503)
     server.wait_ready(restarts=1)
     assert f"dead: the engine's core process {core} ended" in server.log or "the engine ended by itself" in server.log
@@ -163,7 +163,7 @@ def test_sigterm_lets_a_stream_finish_refuses_new_requests_and_leaves_nothing(se
     until(lambda: server.report().phase == "draining")
     assert server.health("live")[0] == 200
     assert server.health("ready")[0] == 503
-    until(lambda: server.chat(1).status_code == 503, 10)
+    until(lambda: server.chat(1).status_code == 503, limit_s=10)
     client.join()
     assert pieces[-1]["choices"][0]["finish_reason"] in ("length", "stop")
     assert server.process.wait(timeout=60) == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -57,6 +58,12 @@ JOBS: dict[str, dict[str, Any]] = {
         "rounds": [[asked(20)]],
     },
 }
+BROKEN = {
+    "engine": {"enable_prefix_caching": True},
+    "rounds": [[asked(7), {"prompt": [1, 2, POISONED, 4], "tokens": 3}, asked(8)], [asked(9)]],
+}
+CORES = {2: "0|1", 4: "0|1|0|1"}
+"""Where the threads of each rank run, by the number of ranks."""
 
 
 @pytest.fixture(scope="module")
@@ -64,9 +71,21 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_qwen.make(tmp_path_factory.mktemp("tiny") / "model")
 
 
+@pytest.fixture(scope="module")
+def poisoned(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same model with one token whose embedding is not a number."""
+    folder = tmp_path_factory.mktemp("poisoned") / "model"
+    shutil.copytree(tiny, folder)
+    weights = load_file(tiny / "model.safetensors")
+    weights["model.language_model.embed_tokens.weight"][POISONED] = torch.nan
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
 def run(model: Path, folder: Path, jobs: list[dict[str, Any]], **variables: str) -> tuple[list[Any], str]:
     """Return the answer to each job, fewer where the process ended before, and what the process wrote."""
-    command = [sys.executable, "-m", "tests.system.engine.tiny_engines", str(model), json.dumps(jobs)]
+    command = [sys.executable, "-m", "tests.system.engine.tiny_engines"]
+    command.append(json.dumps([{"model": str(model), **job} for job in jobs]))
     folder.mkdir(parents=True, exist_ok=True)
     log = folder / "engines.log"
     with log.open("wb") as stream:
@@ -87,12 +106,33 @@ def run(model: Path, folder: Path, jobs: list[dict[str, Any]], **variables: str)
 
 
 @pytest.fixture(scope="module")
-def answers(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What one rank answers to every job, each by an engine of its own in one process."""
-    folder = tmp_path_factory.mktemp("engines")
-    found, text = run(tiny, folder, list(JOBS.values()), VLLM_ENABLE_V1_MULTIPROCESSING="0")
-    assert len(found) == len(JOBS), text[-4000:]
-    return dict(zip(JOBS, found, strict=True))
+def told(tiny: Path, poisoned: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], str]:
+    """What one rank answers to every job, each by an engine of its own in one process, and what that process wrote."""
+    jobs = {**JOBS, "poisoned": {"model": str(poisoned), **BROKEN}}
+    found, text = run(tiny, tmp_path_factory.mktemp("engines"), list(jobs.values()), VLLM_ENABLE_V1_MULTIPROCESSING="0")
+    assert len(found) == len(jobs), text[-4000:]
+    return dict(zip(jobs, found, strict=True)), text
+
+
+@pytest.fixture(scope="module")
+def answers(told: tuple[dict[str, Any], str]) -> dict[str, Any]:
+    return told[0]
+
+
+@pytest.fixture(scope="module")
+def ranks(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[int, tuple[Any, Path]]:
+    """What two and four ranks answer, and the run directory of each: their workers are processes of their own."""
+    folder = tmp_path_factory.mktemp("ranks")
+    jobs = []
+    for count, cores in CORES.items():
+        run_dir = folder / f"run-{count}"
+        run_dir.mkdir()
+        variables = {"VLLM_CPU_OMP_THREADS_BIND": cores, "APPLIANCE_RUN_DIR": str(run_dir)}
+        rounds = [[asked(length) for length in (1, 7, 20)]]
+        jobs.append({"engine": {"tensor_parallel_size": count}, "environment": variables, "rounds": rounds})
+    found, text = run(tiny, folder, jobs, VLLM_ENABLE_V1_MULTIPROCESSING="0")
+    assert len(found) == len(jobs), text[-4000:]
+    return {count: (answer, folder / f"run-{count}") for count, answer in zip(CORES, found, strict=True)}
 
 
 def tokens(answer: Any) -> list[list[int]]:
@@ -145,43 +185,27 @@ def test_every_step_without_a_graph_is_counted(answers: dict[str, Any]) -> None:
     assert counters["compile_graph.eager"] - before["compile_graph.eager"] == 3
 
 
-def test_broken_logits_end_that_request_with_an_error_and_the_engine_lives(
-    tiny: Path, tmp_path: Path, answers: dict[str, Any]
-) -> None:
-    poisoned = tmp_path / "model"
-    poisoned.mkdir()
-    for file in tiny.iterdir():
-        (poisoned / file.name).write_bytes(file.read_bytes())
-    weights = load_file(poisoned / "model.safetensors")
-    weights["model.language_model.embed_tokens.weight"][POISONED] = torch.nan
-    save_file(weights, poisoned / "model.safetensors", metadata={"format": "pt"})
-    bad = {"prompt": [1, 2, POISONED, 4], "tokens": 3}
-    job = {"engine": {"enable_prefix_caching": True}, "rounds": [[asked(7), bad, asked(8)], [asked(9)]]}
-    found, text = run(poisoned, tmp_path / "engines", [job], VLLM_ENABLE_V1_MULTIPROCESSING="0")
-    assert len(found) == 1, text[-4000:]
-    together, later = found[0]["rounds"]
+def test_broken_logits_end_that_request_with_an_error_and_the_engine_lives(told: tuple[dict[str, Any], str]) -> None:
+    answers, text = told
+    together, later = answers["poisoned"]["rounds"]
     assert [each["reason"] for each in together] == ["length", "error", "length"]
     assert together[1]["tokens"] == []
     alone = tokens(answers["alone"])
     assert [together[0]["tokens"], together[2]["tokens"], later[0]["tokens"]] == alone[6:9]
-    assert found[0]["counters"][0]["nonfinite_requests"] == 1
+    assert "nonfinite_requests" not in answers["switched off"]["counters"][0]
+    assert answers["poisoned"]["counters"][0]["nonfinite_requests"] == 1
     assert "its logits are not finite" in text
 
 
-@pytest.mark.parametrize(("ranks", "cores"), [(2, "0|1"), (4, "0|1|0|1")])
+@pytest.mark.parametrize("count", CORES)
 def test_every_number_of_ranks_gives_the_same_tokens_and_every_rank_reports(
-    ranks: int, cores: str, tiny: Path, tmp_path: Path, answers: dict[str, Any]
+    count: int, ranks: dict[int, tuple[Any, Path]], answers: dict[str, Any]
 ) -> None:
-    run_dir = tmp_path / "run"
-    run_dir.mkdir()
-    job = {"engine": {"tensor_parallel_size": ranks}, "rounds": [[asked(length) for length in (1, 7, 20)]]}
-    variables = {"VLLM_CPU_OMP_THREADS_BIND": cores, "APPLIANCE_RUN_DIR": str(run_dir)}
-    found, text = run(tiny, tmp_path / "engines", [job], **variables)
-    assert len(found) == 1, text[-4000:]
+    answer, run_dir = ranks[count]
     alone = tokens(answers["alone"])
-    assert tokens(found[0]) == [alone[0], alone[6], alone[19]]
-    assert len(found[0]["counters"]) == ranks
-    for rank in range(ranks):
+    assert tokens(answer) == [alone[0], alone[6], alone[19]]
+    assert len(answer["counters"]) == count
+    for rank in range(count):
         record = rundir.read(run_dir / rundir.RANKS, f"{rank}.json")
         assert record is not None, f"rank {rank} left no report"
         assert set(record["routes"]) == set(ROUTES)

@@ -1,9 +1,9 @@
 """Runs engines on the tiny model in a process of its own, one after the other, and prints what they answer as JSON.
 
-`python -m tests.system.engine.tiny_engines MODEL JOBS`: JOBS is a JSON list of jobs, each with the `engine` arguments
-beyond the common ones and `rounds`, lists of requests (`prompt` as token ids, and `tokens`) that are made at once. A
-request may wait for `after` steps of the engine. For each job a line is printed: the tokens and cached tokens of each
-request, how each ended, and the counters of all ranks.
+`python -m tests.system.engine.tiny_engines JOBS`: JOBS is a JSON list of jobs. A job has the folder of its `model`, the
+`engine` arguments beyond the common ones, the `environment` variables from this job on, and `rounds`, lists of requests
+(`prompt` as token ids, and `tokens`) that are made at once. A request may wait for `after` steps of the engine. A job
+prints a line: the tokens and cached tokens of each request, how each ended, and the counters of all ranks.
 """
 
 from __future__ import annotations
@@ -21,14 +21,17 @@ COMMON = {
     "enable_prefix_caching": False,
     "limit_mm_per_prompt": {"image": 0, "video": 0},
     "disable_log_stats": True,
+    # Eight requests take 104 blocks; those of VLLM_CPU_KVCACHE_SPACE are a gigabyte, which ended engines leave behind.
+    "num_gpu_blocks_override": 512,
 }
 
 
-def run(model: str, job: dict[str, Any]) -> dict[str, Any]:
+def run(job: dict[str, Any]) -> dict[str, Any]:
     """Start an engine, make the rounds, and return what came of them."""
     from vllm import EngineArgs, LLMEngine, SamplingParams
 
-    engine = LLMEngine.from_engine_args(EngineArgs(model=model, **{**COMMON, **job.get("engine", {})}))
+    os.environ.update(job.get("environment", {}))
+    engine = LLMEngine.from_engine_args(EngineArgs(model=job["model"], **{**COMMON, **job.get("engine", {})}))
     answers = []
     try:
         for number, requests in enumerate(job["rounds"]):
@@ -57,9 +60,8 @@ def run(model: str, job: dict[str, Any]) -> dict[str, Any]:
 
 
 def main() -> None:
-    model, jobs = sys.argv[1], json.loads(sys.argv[2])
-    for job in jobs:
-        answer = run(model, job)
+    for job in json.loads(sys.argv[1]):
+        answer = run(job)
         print(f"ANSWER {json.dumps(answer)}", flush=True)
         if os.environ.get("VLLM_ENABLE_V1_MULTIPROCESSING") == "0":
             from vllm.distributed.parallel_state import cleanup_dist_env_and_memory

@@ -6,7 +6,6 @@ import json
 import logging
 import os
 import threading
-import time
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -19,9 +18,9 @@ from appliance import rundir
 from appliance.rundir.step_line import StepLine
 from appliance.vllm_plugin.progress import step_record
 from appliance.vllm_plugin.progress.step_record import StepRecord, StepShape, shape
+from tests.waiting import until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
 
@@ -67,13 +66,6 @@ def lines(folder: Path, name: str = rundir.STEPS) -> list[dict[str, Any]]:
     with suppress(FileNotFoundError):
         return [json.loads(line) for line in (folder / name).read_text().splitlines()]
     return []
-
-
-def until(true: Callable[[], bool]) -> None:
-    end = time.monotonic() + 120
-    while not true():
-        assert time.monotonic() < end
-        time.sleep(0.005)
 
 
 def written(folder: Path, step: int) -> bool:

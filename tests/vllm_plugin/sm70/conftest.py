@@ -38,7 +38,7 @@ def sm70(gloo: None) -> Iterator[None]:
     from vllm.model_executor import custom_op, model_loader
     from vllm.model_executor.layers import quantization
 
-    from appliance.vllm_plugin.sm70 import activation, checkpoint_loader, linear_fp8, lm_head, norms
+    from appliance.vllm_plugin.sm70 import activation, checkpoint_loader, fp8_config, gdn, lm_head, norms
 
     registries = (
         custom_op.op_registry_oot,
@@ -47,7 +47,7 @@ def sm70(gloo: None) -> Iterator[None]:
     )
     before = [dict(registry) for registry in registries]
     dtype = torch.get_default_dtype()
-    for ours in (linear_fp8, lm_head, norms, activation, checkpoint_loader):
+    for ours in (fp8_config, lm_head, norms, activation, checkpoint_loader, gdn):
         ours.register()
     yield
     for registry, entries in zip(registries, before, strict=True):

@@ -193,7 +193,7 @@ def test_the_kv_scales_are_the_checkpoints_or_one(
 ) -> None:
     from vllm.config import set_current_vllm_config
 
-    from appliance.vllm_plugin.sm70.linear_fp8 import Sm70KVCacheMethod
+    from appliance.vllm_plugin.sm70.fp8_config import Sm70KVCacheMethod
 
     layer = torch.nn.Module()
     layer.layer_name, layer.kv_cache_dtype, layer.calculate_kv_scales = "attn", "fp8", False

@@ -124,11 +124,12 @@ def test_another_form_of_the_gated_norm_is_refused(build: Callable[..., Any], fo
 def test_registering_twice_is_registering_once(sm70: None) -> None:
     from vllm.model_executor.custom_op import op_registry_oot
 
-    from appliance.vllm_plugin.sm70 import activation, checkpoint_loader, linear_fp8, lm_head, norms
+    from appliance.vllm_plugin.sm70 import activation, checkpoint_loader, fp8_config, lm_head, norms
 
     before = dict(op_registry_oot)
-    for module in (linear_fp8, lm_head, norms, activation, checkpoint_loader):
+    for module in (fp8_config, lm_head, norms, activation, checkpoint_loader):
         module.register()
     assert op_registry_oot == before
     names = (*norms.CUSTOM_OPS, *activation.CUSTOM_OPS, *lm_head.CUSTOM_OPS)
-    assert set(names) == {name for name, ours in before.items() if ours.__module__.startswith("appliance.")}
+    ours = {name for name, cls in before.items() if cls.__module__.startswith("appliance.")}
+    assert ours == {*names, "GatedDeltaNetAttention"}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -131,3 +131,25 @@ def test_a_misspelt_switch_is_refused() -> None:
         rules.switches({"sm70": True})
     with pytest.raises(ValueError, match=r"^additional_config sm70.gdn_decod is no switch"):
         rules.switches({"sm70": {"gdn_decod": False}})
+
+
+def test_load_formats_past_our_loader_are_refused_with_those_that_come_through_it() -> None:
+    from vllm.model_executor.model_loader import LoadFormats
+
+    known = get_args(LoadFormats)
+    assert set(rules.LOAD_FORMATS) < set(known)
+    for name in (*known, "my_loader"):
+        if name in rules.LOAD_FORMATS:
+            rules.refuse_load_format(name)
+            continue
+        with pytest.raises(ValueError, match=rf"^--load-format {name} is not served on SM70: this build loads") as told:
+            rules.refuse_load_format(name)
+        assert "auto, hf, safetensors, dummy" in str(told.value)
+        assert "\n" not in str(told.value)
+
+
+def test_every_load_format_that_is_served_has_a_loader_of_ours(sm70: None) -> None:
+    from vllm.model_executor.model_loader import _LOAD_FORMAT_TO_MODEL_LOADER as REGISTERED
+
+    names = {name for name, loader in REGISTERED.items() if loader.__module__.startswith("appliance.")}
+    assert names == set(rules.LOAD_FORMATS)

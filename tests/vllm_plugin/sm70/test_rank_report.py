@@ -94,6 +94,18 @@ def test_a_running_worker_is_read(tmp_path: Path) -> None:
     one.close()
 
 
+@pytest.mark.usefixtures("notes")
+def test_what_stays_in_memory_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rank_report, "_RESIDENT", {})
+    one = reporter(tmp_path, Counters())
+    one.flush()
+    assert written(tmp_path)["resident_bytes"] == {}
+    rank_report.tell_resident({"graphs": 1000, "workspaces": 24})
+    one.flush()
+    assert written(tmp_path)["resident_bytes"] == {"graphs": 1000, "workspaces": 24}
+    one.close()
+
+
 def work_until_told(run_dir: Path, ready: Connection) -> None:
     """Be a worker as vLLM 0.19.1 makes them: SIGTERM becomes SystemExit."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit())

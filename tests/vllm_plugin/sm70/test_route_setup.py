@@ -10,7 +10,7 @@ import pytest
 from appliance import rundir
 from appliance.acceleration.report import RouteState
 from appliance.acceleration.routes import ROUTES
-from appliance.vllm_plugin.sm70 import admission, rank_report, route_setup, routes
+from appliance.vllm_plugin.sm70 import admission, operators, rank_report, route_setup, routes
 from appliance.vllm_plugin.sm70.routes import Facts, RequirementError
 from tests.vllm_plugin.sm70.test_routes import C32, EVERY
 
@@ -47,6 +47,7 @@ def load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setattr(rank_report, "_NOTES", {})
     yield tmp_path
     routes.adopt({})
+    operators.use_references((), expand=True)
 
 
 def test_a_worker_settles_its_routes(load: Path, caplog: pytest.LogCaptureFixture) -> None:

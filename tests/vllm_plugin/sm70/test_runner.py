@@ -57,6 +57,9 @@ def input_batch(computed: list[int], prompts: list[int], *, all_greedy: bool = T
         num_prompt_tokens=np.array(prompts),
         req_ids=["a", "b"][: len(computed)],
         num_reqs=len(computed),
+        vocab_size=4,
+        top_k_cpu=np.full(len(computed), 4),
+        top_p_cpu=np.ones(len(computed)),
         sampling_metadata=SimpleNamespace(all_greedy=all_greedy),
     )
 

@@ -1,8 +1,9 @@
 """Walk the warps of a block through the code: which instructions each issues, and what its memory accesses touch.
 
 Integers are followed exactly (parameters, indices, predicates, addresses, what shared memory passes on of them), so
-trip counts, divergence, bank conflicts and sectors are those of the code as compiled. Data is unknown. A branch that
-hangs on data is not taken, and counted. Warps run one after another from barrier to barrier.
+trip counts, divergence, bank conflicts and sectors are those of the code as compiled. Loaded integers are known where
+the launch declares them; other data is unknown. A branch that hangs on it is not taken, and counted. Warps run one
+after another from barrier to barrier.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import numpy as np
 from sm70_kernels.errors import KernelError
 from sm70_kernels.predict.emulate import addresses
 from sm70_kernels.predict.emulate.arithmetic import ZERO
+from sm70_kernels.predict.emulate.contents import Contents
 from sm70_kernels.predict.emulate.environment import REGION_SHIFT, Environment
 from sm70_kernels.predict.emulate.interpret import rule
 from sm70_kernels.predict.emulate.registers import Group, Registers
@@ -98,6 +100,7 @@ class _Run:
         self.lines: OrderedDict[int, tuple[int, int]] = OrderedDict()
         self.capacity = l1_bytes // addresses.SECTOR
         self.shared: dict[int, int] = {}
+        self.contents = Contents(environment.contents)
         self.read: dict[int, int] = {}
         self.written: dict[int, int] = {}
         self.guessed = 0
@@ -237,9 +240,8 @@ class _Run:
         where = registers.address(instruction, kind.space == "global")
         if kind.space == "shared":
             self._shared_values(registers, instruction, where, lanes, size)
-        elif kind.loads:
-            answer = self._answer(lanes) if kind.latency == "atomic" else self._known(where, lanes, size)
-            registers.write_all(instruction, answer, lanes)
+        else:
+            self._global_values(registers, instruction, where, lanes, size)
         if where is None:
             # Taken as one access to consecutive addresses.
             self.guessed += 1
@@ -249,21 +251,24 @@ class _Run:
             return Access(addresses.shared_wavefronts(where, lanes, size))
         return self._global(warp, instruction, where, lanes, size)
 
+    def _global_values(
+        self, registers: Registers, instruction: Instruction, where: Longs | None, lanes: Bits, size: int
+    ) -> None:
+        if instruction.base not in ("LDG", "LD"):
+            self.contents.overwrite(where, lanes, size)
+            if operation(instruction).loads:
+                registers.write_all(instruction, self._answer(lanes), lanes)
+            return
+        held = self.contents.load(instruction, where, lanes, size)
+        if held is None:
+            registers.write_all(instruction, None, lanes)
+        else:
+            registers.write_words(instruction, held, lanes)
+
     def _answer(self, lanes: Bits) -> Words | None:
         if self.environment.atomic is None:
             return None
         return np.where(lanes, self.environment.atomic, 0).astype(np.uint32)
-
-    def _known(self, where: Longs | None, lanes: Bits, size: int) -> Words | None:
-        """Return the words that a load of 4 bytes finds in a buffer whose contents are known."""
-        if where is None or size != 4 or not self.environment.words:
-            return None
-        region = (int(where[lanes][0]) >> REGION_SHIFT) - 1
-        words = self.environment.words.get(region)
-        if words is None:
-            return None
-        places = (where & np.uint64((1 << REGION_SHIFT) - 1)) // np.uint64(4) % np.uint64(len(words))
-        return np.where(lanes, np.array(words, np.uint32)[places.astype(np.int64)], 0).astype(np.uint32)
 
     def _global(self, warp: _Warp, instruction: Instruction, where: Longs, lanes: Bits, size: int) -> Access:
         touched = addresses.sectors(where, lanes)

@@ -19,7 +19,7 @@ PARAMETERS = 0x160
 class Environment:
     """What a block sees: its place in the grid, the constant banks (0 has the parameters), and what atomics answer.
 
-    `words` are the contents of buffers that are known, by number: 32-bit integers, over and over.
+    `contents` are the known first bytes of a buffer, by the number of its parameter.
     """
 
     block: tuple[int, int, int]
@@ -27,4 +27,4 @@ class Environment:
     threads: tuple[int, int, int]
     banks: Mapping[int, bytes]
     atomic: int | None = None
-    words: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    contents: Mapping[int, bytes] = field(default_factory=dict)

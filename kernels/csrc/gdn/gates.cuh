@@ -1,0 +1,16 @@
+// The two gates of a value head: how much of its state stays, and how much of a token is written.
+#pragma once
+#include "ptx/half.cuh"
+
+struct Gates {
+    float decay;  // exp(-exp(A_log) * softplus(a + dt_bias))
+    float beta;   // sigmoid(b)
+};
+
+// The exact functions and no approximations: an error of a decay near 1 grows with the tokens of a sequence.
+__device__ __forceinline__ Gates gates(float a, float b, float a_log, float dt_bias) {
+    constexpr float LINEAR_FROM = 20.0f;
+    const float x = a + dt_bias;
+    const float softplus = x > LINEAR_FROM ? x : log1pf(expf(x));
+    return {expf(-expf(a_log) * softplus), __fdividef(1.0f, 1.0f + expf(-b))};
+}

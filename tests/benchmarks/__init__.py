@@ -1,0 +1,1 @@
+"""Benchmarks of our own code that need the whole repository; `make bench` has those of the control plane."""
