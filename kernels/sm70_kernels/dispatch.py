@@ -74,6 +74,11 @@ def use_references(operators: Iterable[str]) -> None:
     _REFERENCES.update(operators)
 
 
+def kernel_serves(operator: str) -> bool:
+    """Say whether an operator that has a kernel runs it on CUDA now."""
+    return operator not in _REFERENCES and operator not in AWAITING
+
+
 def try_awaiting() -> None:
     """Let operators whose kernel awaits a GPU run it in this process: for the GPU suite, and nobody else."""
     AWAITING.clear()

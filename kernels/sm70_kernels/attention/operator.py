@@ -7,15 +7,22 @@ fewer, negative for padding; k_scale and v_scale of one element, used by FP8 onl
 the type of the keys), fp8_e4m3 or fp8_e5m2 (the cache is uint8). Rows are causal and the new ones stand at the end of
 their sequence. A row that sees nothing becomes zero; rows of `out` beyond query_start_loc[-1] stay as they are. Each
 raises ValueError where shapes or types do not fit together.
+
+Where the kernel of `kv_cache_write` serves (`is_packed`), rows are float16, D is 64, 128 or 256, page_size is a
+multiple of 16, and pages have an order of their own (`attention.pack`), for all three operators: one without a kernel
+runs in plain torch on that order.
 """
 
 from __future__ import annotations
 
 import torch
 
-from sm70_kernels.attention import reference
+from sm70_kernels.attention import reference, table
 from sm70_kernels.attention.kv_format import FP8, KV_DTYPES
-from sm70_kernels.torch_library import refused, register
+from sm70_kernels.dispatch import kernel_serves
+from sm70_kernels.launch import launch
+from sm70_kernels.launch.layout import sixteen_bytes, stride
+from sm70_kernels.torch_library import laid_out, refused, register
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
@@ -43,7 +50,34 @@ def _type(x: torch.Tensor) -> str:
     return str(x.dtype).removeprefix("torch.")
 
 
-def _kv_cache_write(
+def is_packed(kv_cache: torch.Tensor) -> bool:
+    """Say whether the pages of a cache lie in the order of the kernels, because that of `kv_cache_write` fills them."""
+    return kv_cache.is_cuda and kernel_serves("kv_cache_write")
+
+
+def _check_gpu(name: str, rows: tuple[torch.Tensor, ...], kv_cache: torch.Tensor) -> None:
+    """Check what only the kernels want: types, sizes and places in memory."""
+    head, page_size, kv_heads = kv_cache.shape[4], kv_cache.shape[2], kv_cache.shape[3]
+    if head not in table.HEADS:
+        raise refused(name, f"heads of {', '.join(map(str, table.HEADS))} elements on a GPU", kv_cache)
+    if not page_size or page_size % table.TILE:
+        raise refused(name, f"a page_size that is a multiple of {table.TILE} on a GPU", kv_cache)
+    for each in rows:
+        if each.dtype != torch.float16:
+            raise refused(name, "float16 rows on a GPU", each)
+        if each.stride(2) != 1 or not sixteen_bytes((each,), (stride(each, 0), stride(each, 1))):
+            raise refused(name, "heads on 16-byte boundaries", laid_out(each))
+    size = kv_cache.element_size()
+    apart = [stride(kv_cache, dimension) * size for dimension in (0, 1)]
+    whole = (kv_cache.stride(4), stride(kv_cache, 3), stride(kv_cache, 2))
+    wanted = (1, head if kv_heads > 1 else 0, kv_heads * head)
+    if whole != wanted or any(each % 16 for each in (kv_cache.data_ptr(), *apart)):
+        raise refused(name, "pages without gaps on 16-byte boundaries", laid_out(kv_cache))
+    if kv_cache.dtype not in (torch.float16, torch.uint8):
+        raise refused(name, "a float16 kv_cache for auto on a GPU", kv_cache)
+
+
+def _check_write(
     key: torch.Tensor,
     value: torch.Tensor,
     kv_cache: torch.Tensor,
@@ -62,7 +96,45 @@ def _kv_cache_write(
         raise refused(name, f"values like the keys, {_type(key)}{list(key.shape)}", value)
     if slot_mapping.dtype != torch.int64 or slot_mapping.ndim != 1 or slot_mapping.shape[0] > key.shape[0]:
         raise refused(name, f"a slot_mapping int64 of at most {key.shape[0]} rows", slot_mapping)
+
+
+def _kv_cache_write(
+    key: torch.Tensor,
+    value: torch.Tensor,
+    kv_cache: torch.Tensor,
+    slot_mapping: torch.Tensor,
+    kv_dtype: str,
+    k_scale: torch.Tensor,
+    v_scale: torch.Tensor,
+) -> None:
+    _check_write(key, value, kv_cache, slot_mapping, kv_dtype, k_scale, v_scale)
     reference.kv_cache_write(key, value, kv_cache, slot_mapping, kv_dtype, k_scale, v_scale)
+
+
+def _kv_cache_write_on_gpu(
+    key: torch.Tensor,
+    value: torch.Tensor,
+    kv_cache: torch.Tensor,
+    slot_mapping: torch.Tensor,
+    kv_dtype: str,
+    k_scale: torch.Tensor,
+    v_scale: torch.Tensor,
+) -> None:
+    _check_write(key, value, kv_cache, slot_mapping, kv_dtype, k_scale, v_scale)
+    _check_gpu("kv_cache_write", (key, value), kv_cache)
+    if not slot_mapping.is_contiguous():
+        raise refused("kv_cache_write", "a packed slot_mapping", laid_out(slot_mapping))
+    tokens, size = slot_mapping.shape[0], kv_cache.element_size()
+    if not tokens:
+        return
+    page_size, kv_heads, head = kv_cache.shape[2:]
+    apart = (stride(kv_cache, 0) * size, stride(kv_cache, 1) * size)
+    rows = (stride(key, 0), stride(key, 1), stride(value, 0), stride(value, 1))
+    launch(
+        table.write(table.FORMATS[kv_dtype], head),
+        (-(-tokens // table.TILE), kv_heads, 1),
+        (kv_cache, key, value, slot_mapping, k_scale, v_scale, tokens, page_size, *apart, *rows),
+    )
 
 
 def _check_attention(
@@ -104,7 +176,94 @@ def _attention_decode(
 ) -> None:
     where = (query, kv_cache, block_table, seq_lens, query_start_loc, out)
     _check_attention("attention_decode", *where, kv_dtype, (k_scale, v_scale))
-    reference.attention_decode(*where, scale, kv_dtype, k_scale, v_scale)
+    reference.attention_decode(*where, scale, kv_dtype, k_scale, v_scale, packed=is_packed(kv_cache))
+
+
+def _attention_decode_on_gpu(
+    query: torch.Tensor,
+    kv_cache: torch.Tensor,
+    block_table: torch.Tensor,
+    seq_lens: torch.Tensor,
+    query_start_loc: torch.Tensor,
+    out: torch.Tensor,
+    scale: float,
+    kv_dtype: str,
+    k_scale: torch.Tensor,
+    v_scale: torch.Tensor,
+) -> None:
+    where = (query, kv_cache, block_table, seq_lens, query_start_loc, out)
+    if kv_cache.is_cuda and not is_packed(kv_cache):
+        _attention_decode(*where, scale, kv_dtype, k_scale, v_scale)
+        return
+    _check_attention("attention_decode", *where, kv_dtype, (k_scale, v_scale))
+    if query.shape[0] and seq_lens.shape[0]:
+        sequences = seq_lens.shape[0]
+        kv_heads, head = kv_cache.shape[3:]
+        tiles = table.row_tiles(query.shape[0], sequences, query.shape[1] // kv_heads)
+        decode(*where, scale, kv_dtype, k_scale, v_scale, table.variant(sequences, tiles, head, _DUAL_FROM.sequences))
+
+
+def decode(
+    query: torch.Tensor,
+    kv_cache: torch.Tensor,
+    block_table: torch.Tensor,
+    seq_lens: torch.Tensor,
+    query_start_loc: torch.Tensor,
+    out: torch.Tensor,
+    scale: float,
+    kv_dtype: str,
+    k_scale: torch.Tensor,
+    v_scale: torch.Tensor,
+    variant: table.Variant,
+) -> None:
+    """Attend by the launches of a variant; all of them give the same bits. Waits for nothing: may be captured."""
+    name = "attention_decode"
+    _check_gpu(name, (query, out), kv_cache)
+    tokens, heads, head = query.shape
+    page_size, kv_heads = kv_cache.shape[2:4]
+    sequences, group, size = seq_lens.shape[0], heads // kv_heads, kv_cache.element_size()
+    if block_table.stride(1) != 1 and block_table.shape[1] != 1:
+        raise refused(name, "a block_table packed in its rows", laid_out(block_table))
+    if not (seq_lens.is_contiguous() and query_start_loc.is_contiguous()):
+        raise refused(name, "packed seq_lens and query_start_loc", laid_out(seq_lens))
+    most, least = table.partitions(sequences, kv_heads)
+    partials: torch.Tensor | int = 0
+    states: torch.Tensor | int = 0
+    if most > 1:
+        partials = torch.empty((most, tokens, heads, head), dtype=torch.float32, device=query.device)
+        states = torch.empty((most, tokens, heads, 2), dtype=torch.float32, device=query.device)
+    pieces = (stride(kv_cache, 0) * size // 16, page_size * head * size // 16, stride(kv_cache, 1) * size // 16)
+    rows = (stride(query, 0), stride(query, 1), stride(out, 0), stride(out, 1))
+    launch(
+        table.decode(table.FORMATS[kv_dtype], head, table.row_tiles(tokens, sequences, group), variant),
+        (most, kv_heads, sequences),
+        (
+            *(out, partials, states, query, kv_cache, block_table, seq_lens, query_start_loc, k_scale, v_scale),
+            *(scale, group, tokens, least, page_size // table.TILE, stride(block_table, 0), *pieces, *rows),
+        ),
+    )
+    if most > 1:
+        sizes = (sequences, tokens, most, least, stride(out, 0), stride(out, 1))
+        launch(table.reduction(head), (tokens, heads, 1), (out, partials, states, seq_lens, query_start_loc, *sizes))
+
+
+class _DualFrom:
+    """From how many sequences on the variant with two resident thread blocks serves."""
+
+    sequences = table.DUAL_FROM
+
+
+_DUAL_FROM = _DualFrom()
+
+
+def serve_dual_from(sequences: int) -> None:
+    """Let the variant with two resident thread blocks serve from so many sequences on; no result changes by a bit.
+
+    Graphs that are captured already keep what they have. Raises ValueError below 1.
+    """
+    if sequences < 1:
+        raise ValueError(f"the dual variant from {sequences} sequences on: at least 1 is wanted")
+    _DUAL_FROM.sequences = sequences
 
 
 def _attention_prefill(
@@ -121,7 +280,10 @@ def _attention_prefill(
 ) -> None:
     where = (query, kv_cache, block_table, seq_lens, query_start_loc, out)
     _check_attention("attention_prefill", *where, kv_dtype, (k_scale, v_scale))
-    reference.attention_prefill(*where, scale, kv_dtype, k_scale, v_scale)
+    packed = is_packed(kv_cache)
+    if packed:
+        _check_gpu("attention_prefill", (query, out), kv_cache)
+    reference.attention_prefill(*where, scale, kv_dtype, k_scale, v_scale, packed=packed)
 
 
 def _nothing(*_: object) -> None:
@@ -131,17 +293,22 @@ def _nothing(*_: object) -> None:
 register(
     "kv_cache_write(Tensor key, Tensor value, Tensor(a!) kv_cache, Tensor slot_mapping, str kv_dtype, Tensor k_scale, "
     "Tensor v_scale) -> ()",
-    cuda=None,
+    cuda=_kv_cache_write_on_gpu,
     cpu=_kv_cache_write,
     fake=_nothing,
     mutates=("kv_cache",),
+    awaits_gpu=True,
 )
-for _name, _attention in (("attention_decode", _attention_decode), ("attention_prefill", _attention_prefill)):
+for _name, _on_gpu, _attention in (
+    ("attention_decode", _attention_decode_on_gpu, _attention_decode),
+    ("attention_prefill", None, _attention_prefill),
+):
     register(
         f"{_name}(Tensor query, Tensor kv_cache, Tensor block_table, Tensor seq_lens, Tensor query_start_loc, "
         "Tensor(a!) out, float scale, str kv_dtype, Tensor k_scale, Tensor v_scale) -> ()",
-        cuda=None,
+        cuda=_on_gpu,
         cpu=_attention,
         fake=_nothing,
         mutates=("out",),
+        awaits_gpu=_on_gpu is not None,
     )

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from sm70_kernels.attention.kv_format import decoded, encoded
+from sm70_kernels.attention.pack import TILE, tiles_of, untiled
 from sm70_kernels.slots import sequence_of, write_rows
 
 if TYPE_CHECKING:
@@ -87,6 +88,7 @@ def attention_decode(
     kv_dtype: str,
     k_scale: torch.Tensor,
     v_scale: torch.Tensor,
+    packed: bool = False,
 ) -> None:
     """Attend with few rows a sequence, all rows at once.
 
@@ -110,7 +112,7 @@ def attention_decode(
     for first in range(0, tokens, at_once):
         part = slice(first, first + at_once)
         rows, pages = _Rows(wide[part]), block_table.index_select(0, sequence[part])
-        for positions, keys, values in _tiles(kv_cache, pages, lengths[part], longest, kv_dtype, wide.dtype):
+        for positions, keys, values in _tiles(kv_cache, pages, lengths[part], longest, kv_dtype, wide.dtype, packed):
             rows.take(keys, values, (positions < lengths[part, None])[:, None, None])
         done = _scaled(rows.result(), v_scale, kv_dtype).view(-1, heads, head).to(out.dtype)
         done = torch.where((lengths[part] > 0)[:, None, None], done, 0)
@@ -128,8 +130,12 @@ def attention_prefill(
     kv_dtype: str,
     k_scale: torch.Tensor,
     v_scale: torch.Tensor,
+    packed: bool = False,
 ) -> None:
-    """Attend with many rows a sequence, one sequence after the other. Waits for the lengths: not to be captured."""
+    """Attend with many rows a sequence, one sequence after the other. Waits for the lengths: not to be captured.
+
+    `packed` says that the cache lies in the order of a GPU (`attention.pack`).
+    """
     heads, head = query.shape[1:]
     kv_heads = kv_cache.shape[3]
     group = heads // kv_heads
@@ -150,7 +156,7 @@ def attention_prefill(
             nearest, end = computed + first - bounds[number] + 1, computed + last - bounds[number]
             reach = torch.arange(nearest, end + 1, device=query.device)
             stop = 0
-            for positions, keys, values in _tiles(kv_cache, pages, held, end, kv_dtype, wide.dtype):
+            for positions, keys, values in _tiles(kv_cache, pages, held, end, kv_dtype, wide.dtype, packed):
                 stop += positions.shape[0]
                 visible = None if stop <= nearest else (positions < reach[:, None]).repeat(group, 1)
                 rows.take(keys, values, visible)
@@ -176,6 +182,7 @@ def _tiles(
     end: int,
     kv_dtype: str,
     dtype: torch.dtype,
+    packed: bool = False,
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
     """Yield positions, and keys and values [batch, Hkv, positions, D], from 0 until `end` is reached.
 
@@ -195,7 +202,11 @@ def _tiles(
             positions = (columns[:, None] * page_size + offsets).flatten()
             if first * page_size + begin >= end:
                 return
-            part = kv_cache[:, :, begin : begin + tile].index_select(0, pages)
+            if packed:
+                tiles = tiles_of(kv_cache)[:, :, :, begin // TILE : (begin + tile) // TILE]
+                part = untiled(tiles.index_select(0, pages), kv_cache.shape[4])
+            else:
+                part = kv_cache[:, :, begin : begin + tile].index_select(0, pages)
             parts = part.unflatten(0, (batch, at_once)).permute(2, 0, 4, 1, 3, 5)
             keys, values = decoded(parts, kv_dtype, dtype).flatten(3, 4).unbind(0)
             held = positions < lengths[:, None]

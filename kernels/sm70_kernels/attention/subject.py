@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-import sm70_kernels.attention.operator  # noqa: F401 - registers torch.ops.sm70
 from sm70_kernels.attention import reference
 from sm70_kernels.attention.cases import FORMATS
 from sm70_kernels.attention.kv_format import encoded
+from sm70_kernels.attention.operator import is_packed
+from sm70_kernels.attention.pack import pack, unpack
 from sm70_kernels.launch.outputs import new_like
 from sm70_kernels.proof.inputs import Maker
 from sm70_kernels.proof.subject import Subject
@@ -49,11 +50,16 @@ def _written(case: Case, device: torch.device) -> tuple[Any, ...]:
     return key, value, _cache(case, make, pages, device), slots, FORMATS[sizes["format"]], *_scales(device)
 
 
-def _write(function: Callable[..., None], *arguments: Any) -> torch.Tensor:  # noqa: ANN401 - an operator's
+def write(function: Callable[..., None], packed: bool, *arguments: Any) -> torch.Tensor:  # noqa: ANN401 - an operator's
+    """Return what `function` makes of a copy of the cache, which it is given `packed` or in the order of its shape."""
     key, value, kv_cache, *rest = arguments
-    copy = new_like(kv_cache).copy_(kv_cache)
+    copy = new_like(kv_cache).copy_(pack(kv_cache) if packed else kv_cache)
     function(key, value, copy, *rest)
-    return copy
+    return unpack(copy) if packed else copy
+
+
+def _write(*arguments: Any) -> torch.Tensor:  # noqa: ANN401 - an operator's
+    return write(torch.ops.sm70.kv_cache_write, is_packed(arguments[2]), *arguments)
 
 
 def _write_bytes(case: Case) -> int:
@@ -82,11 +88,16 @@ def _attended(case: Case, device: torch.device) -> tuple[Any, ...]:
     return query, cache, *where, sizes["head"] ** -0.5, FORMATS[sizes["format"]], *_scales(device)
 
 
-def _attend(function: Callable[..., None], *arguments: Any) -> torch.Tensor:  # noqa: ANN401 - an operator's
-    *where, scale, kv_dtype, k_scale, v_scale = arguments
-    out = new_like(where[0])
-    function(*where, out, scale, kv_dtype, k_scale, v_scale)
+def attend(function: Callable[..., None], packed: bool, *arguments: Any) -> torch.Tensor:  # noqa: ANN401 - an operator's
+    """Return what `function` writes; it is given the cache `packed` or in the order of its shape."""
+    query, kv_cache, *where, scale, kv_dtype, k_scale, v_scale = arguments
+    out = new_like(query)
+    function(query, pack(kv_cache) if packed else kv_cache, *where, out, scale, kv_dtype, k_scale, v_scale)
     return out
+
+
+def _attend(function: Callable[..., None], *arguments: Any) -> torch.Tensor:  # noqa: ANN401 - an operator's
+    return attend(function, is_packed(arguments[1]), *arguments)
 
 
 def _attend_bytes(case: Case) -> int:
@@ -99,23 +110,23 @@ def _attend_bytes(case: Case) -> int:
 SUBJECTS = (
     Subject(
         operator="kv_cache_write",
-        kernels=(),
+        kernels=("kv_cache_write",),
         inputs=_written,
-        run=partial(_write, torch.ops.sm70.kv_cache_write),
-        reference=partial(_write, reference.kv_cache_write),
+        run=_write,
+        reference=partial(write, reference.kv_cache_write, False),
         moved_bytes=_write_bytes,
         gate=0.0,
     ),
     *(
         Subject(
             operator=name,
-            kernels=(),
+            kernels=kernels,
             inputs=_attended,
             run=partial(_attend, getattr(torch.ops.sm70, name)),
-            reference=partial(_attend, getattr(reference, name)),
+            reference=partial(attend, getattr(reference, name), False),
             moved_bytes=_attend_bytes,
             gate=GATE,
         )
-        for name in ("attention_decode", "attention_prefill")
+        for name, kernels in (("attention_decode", ("attention_decode", "attention_reduce")), ("attention_prefill", ()))
     ),
 )

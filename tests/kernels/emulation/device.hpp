@@ -6,6 +6,7 @@
 // else with each seed. Blocks run one after another, in random order too. Threads that wait for ever end the launch.
 #pragma once
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstdint>
 #include <cstdlib>
@@ -57,7 +58,10 @@ inline float __uint_as_float(unsigned bits) { return same_bits<float>(bits); }
 inline unsigned __float_as_uint(float value) { return same_bits<unsigned>(value); }
 
 using std::fmaf;
+using std::fmaxf;
+using std::fminf;
 inline int min(int a, int b) { return a < b ? a : b; }
+inline int max(int a, int b) { return a > b ? a : b; }
 inline float rsqrtf(float value) { return 1.0f / std::sqrt(value); }
 inline float __expf(float value) { return std::exp(value); }
 inline float __fdividef(float dividend, float divisor) { return dividend / divisor; }
@@ -168,15 +172,30 @@ inline void __threadfence() {}
 inline int atomicAdd(int* address, int value) { return std::exchange(*address, *address + value); }
 
 // Every lane must come, as with the full mask on a GPU.
-inline float exchange(float value, unsigned from) {
-    static float slots[1024];
+template <class Value>
+inline Value exchange(Value value, unsigned from) {
+    static Value slots[1024];
     slots[threadIdx.x] = value;
     device::wait_for_warp();
-    const float other = slots[from];
+    const Value other = slots[from];
     device::wait_for_warp();
     return other;
 }
-inline float __shfl_xor_sync(unsigned, float value, int distance) { return exchange(value, threadIdx.x ^ distance); }
-inline float __shfl_sync(unsigned, float value, int lane, int width) {
+template <class Value>
+inline Value __shfl_xor_sync(unsigned, Value value, int distance) {
+    return exchange(value, threadIdx.x ^ distance);
+}
+template <class Value>
+inline Value __shfl_sync(unsigned, Value value, int lane, int width) {
     return exchange(value, threadIdx.x / width * width + lane % width);
 }
+inline unsigned __ballot_sync(unsigned, bool vote) {
+    static unsigned char votes[1024];
+    votes[threadIdx.x] = vote;
+    device::wait_for_warp();
+    unsigned result = 0;
+    for (int lane = 0; lane < 32; ++lane) result |= static_cast<unsigned>(votes[threadIdx.x / 32 * 32 + lane]) << lane;
+    device::wait_for_warp();
+    return result;
+}
+inline int __popc(unsigned bits) { return std::popcount(bits); }

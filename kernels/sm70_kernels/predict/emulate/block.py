@@ -163,6 +163,8 @@ class _Run:
             return
         if instruction.base == "BRA" and active is not None:
             active = warp.registers.second_guard(instruction, active)
+            if "DIV" in instruction.modifiers and (group.active == warp.alive).all():
+                return  # Taken by a warp whose lanes have parted.
         if active is None:
             self.guessed += 1
         elif not active.any():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from itertools import product
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
@@ -76,6 +77,13 @@ def _relevant(values: list[Value], table: int) -> list[Value]:
         return all((table >> row & 1) == (table >> (row ^ shift) & 1) for row in range(8))
 
     return [ZERO if value is None and ignored(4 >> place) else value for place, value in enumerate(values)]
+
+
+def _bitwise(values: list[Value], table: int) -> Value:
+    """Return a bitwise function where no bit of it hangs on the unknown operands, as with an AND with zero."""
+    choices = [(ZERO, ~ZERO) if value is None else (value,) for value in values]
+    first, *others = (do.lop3(a, b, c, table) for a, b, c in product(*choices))
+    return first if all(np.array_equal(first, other) for other in others) else None
 
 
 def _mov(instruction: Instruction, registers: Registers, lanes: Bits | None) -> None:
@@ -173,9 +181,7 @@ def _lea(instruction: Instruction, registers: Registers, lanes: Bits | None) -> 
 
 def _lop3(instruction: Instruction, registers: Registers, lanes: Bits | None) -> None:
     outs, target, sources = _split(instruction)
-    table = int(sources[3].value)
-    known = _three(_relevant([registers.read(each) for each in sources[:3]], table))
-    value = None if known is None else do.lop3(*known, table)
+    value = _bitwise([registers.read(each) for each in sources[:3]], int(sources[3].value))
     registers.set_word(target.index, value, lanes)
     for out in outs:
         registers.set_predicate(out, None if value is None else value != 0, lanes)
