@@ -190,11 +190,12 @@ def test_decode_by_the_references(mode: FakeTensorMode, monkeypatch: pytest.Monk
             on_gpu(tokens, heads, dtype=half),
         )
 
-    decoded = [*rows(count), *states(1), on_gpu(count), on_gpu(count, heads, head, dtype=half)]
-    gdn.gdn_decode(*decoded, key_heads)
+    decoded: list[Any] = [*rows(count), *states(1), on_gpu(count), on_gpu(count, heads, head, dtype=half), key_heads]
+    gdn.gdn_decode(*decoded)
     where = (on_gpu(count + 1), on_gpu(count, 8), on_gpu(count))
-    verified = [*rows(8 * count), *states(8), *where, on_gpu(8 * count, heads, head, dtype=half)]
-    gdn.gdn_verify(*verified, key_heads)
+    out = on_gpu(8 * count, heads, head, dtype=half)
+    verified: list[Any] = [*rows(8 * count), *states(8), *where, out, key_heads]
+    gdn.gdn_verify(*verified)
 
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     query, cache = on_gpu(count, 6, 256, dtype=half), on_gpu(8, 2, 32, 1, 256, dtype=half)
