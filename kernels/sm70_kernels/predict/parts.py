@@ -141,10 +141,13 @@ def chunk_shape(before: int, tokens: int, *, last: bool) -> Shape:
 
 
 def of_kernels(kernels: Kernels, logits: int) -> Iterator[Part]:
-    """What the kernels' model tells: `dense`, `norm`, `head`, `gdn_ba`, with `_library` where the library does it."""
+    """What the kernels' model tells: `dense`, `norm`, `head`, `gdn_ba`, with `_library` where the library does it.
+
+    Attention and the gated delta net are left to `bounds`: their kernels serve nobody until a GPU has run them.
+    """
     sums: dict[tuple[str, bool], tuple[int, float]] = {}
     for row in kernels.rows:
-        if row.part == "lm_head" and not logits:
+        if row.family in ("attention", "gdn") or (row.part == "lm_head" and not logits):
             continue
         own = {"lm_head": "head"}.get(row.part, row.part) if row.family == "head" else row.family
         launches, ms = sums.get((own, row.machine_code), (0, 0.0))
@@ -170,7 +173,7 @@ def prefill_chunk(workload: Workload, shape: Shape, kernels: Kernels) -> tuple[P
 
 
 def bounds(workload: Workload, shape: Shape, machine: Machine) -> Iterator[Part]:
-    """What has no kernel yet: attention, GDN, collectives, dense layers of weights that no kernel takes."""
+    """What has no kernel that serves: attention, GDN, collectives, dense layers of weights that no kernel takes."""
     if workload.weight_bytes is not None:
         yield _dense(workload.ranks, workload.weight_bytes, shape, machine)
     yield _attention(workload, shape, machine)

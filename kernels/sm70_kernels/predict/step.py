@@ -18,10 +18,10 @@ CONTAINS = (
     "dense layers with FP8 weights",
     "norms, rotary embedding and gates",
     "output head and b/a projection of the GDN layers, both FP16 by the library",
+    "attention after 2048 tokens of FP16 cache, and the gated delta net, in a step of at most 64 rows",
 )
 LACKS = (
-    "attention",
-    "GDN recurrence and convolution",
+    "attention and the gated delta net in a step of more rows",
     "collectives",
     "embedding, gathering of logits and sampling",
     "what the engine does between steps",

@@ -56,9 +56,7 @@ def attend(
     where = (query, packed_pool(cache), cache.block_table, cache.seq_lens, starts, out, 0.25)
     how = (cache.sizes.kv_dtype, cache.k_scale, cache.v_scale)
     if variant is None:
-        tiles = table.row_tiles(query.shape[0], cache.seq_lens.shape[0], cache.sizes.group)
-        chosen = table.variant(cache.seq_lens.shape[0], tiles, cache.sizes.head)
-        operator.decode(*where, *how, chosen)
+        operator._attention_decode_on_gpu(*where, *how)
     else:
         operator.decode(*where, *how, variant)
 

@@ -194,7 +194,7 @@ def test_the_command_prints_the_library_and_what_the_sum_lacks(capsys: pytest.Ca
     assert "predicted  991.69 us x1" in head
     assert head.endswith("M=1 N=62080 K=5120  (cublas_fp16: roofline and a published rate)")
     assert " TP4 all    predicted sum " in lines[-2]
-    assert "It lacks: attention; GDN recurrence and convolution; collectives;" in lines[-1]
+    assert "It lacks: attention and the gated delta net in a step of more rows; collectives;" in lines[-1]
 
 
 def test_the_command_sums_all_of_a_step(capsys: pytest.CaptureFixture[str]) -> None:

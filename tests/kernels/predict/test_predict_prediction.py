@@ -128,8 +128,10 @@ def test_a_buffer_that_is_not_touched_whole_is_noted() -> None:
 
 def test_the_launches_of_a_step_touch_what_they_say() -> None:
     every = [each for each in step.launches_of(8, 4) if isinstance(each, Planned)]
-    assert {each.family for each in every} == {"dense", "norm"}
+    assert {each.family for each in every} == {"attention", "dense", "gdn", "norm"}
     for planned in every:
+        if planned.family == "attention":
+            continue  # kernels/MODEL.md, "Attention": the emulator loses its addresses.
         assert not [note for note in planned.predict().notes if "is said to be" in note], planned.part
 
 
