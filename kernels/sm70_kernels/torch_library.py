@@ -13,6 +13,9 @@ if TYPE_CHECKING:
 
 LIBRARY = torch.library.Library("sm70", "FRAGMENT")
 
+FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+"""What the references compute in."""
+
 _KERNELS: set[str] = set()
 
 
@@ -56,6 +59,10 @@ def has_kernel(name: str) -> bool:
 def like_first(x: torch.Tensor, *_: object) -> torch.Tensor:
     """Be the fake implementation of an operator whose result is like its first argument, packed."""
     return x.new_empty(x.shape)
+
+
+def nothing(*_: object) -> None:
+    """Be the fake implementation of an operator that only changes its arguments."""
 
 
 def refused(operator: str, what: str, seen: object) -> ValueError:

@@ -14,7 +14,6 @@
 // `tickets` int32[2 * tokens * key_heads] tells. They are zero before and after. A negative state index is padding: the
 // block writes zeros to `out` and touches nothing else. One that is no slot gives NaN.
 #include "gdn/convolution.cuh"
-#include "gdn/gates.cuh"
 #include "gdn/state.cuh"
 
 constexpr int COLUMNS_AT_ONCE = THREADS / LANES;
@@ -74,10 +73,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         if (warp == KEY) key_of[lane] = normed(x, 1.0f);
         if (warp == VALUE && channels.own) value_of[lane] = x;
     } else if (threadIdx.x == GATES * 32) {
-        const float bias = wide_bias ? load_float(static_cast<const float*>(dt_bias) + head)
-                                     : half_to_float(load_2(static_cast<const unsigned short*>(dt_bias) + head));
-        gates_of = gates(half_to_float(load_2(a + token * a_token + head)), half_to_float(load_2(b + token * b_token + head)),
-                         load_float(a_log + head), bias);
+        gates_of = load_gates(a + token * a_token, b + token * b_token, a_log, dt_bias, wide_bias, head);
     }
     __syncthreads();
 
@@ -92,12 +88,9 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 #pragma unroll
     for (int i = 0; i < PASSES; ++i) {
         const int own = i * COLUMNS_AT_ONCE + threadIdx.x / LANES;
-        const float known = sum_lanes<LANES>(dot(state[i], key)), read = sum_lanes<LANES>(dot(state[i], query));
-        const float value = reinterpret_cast<const float*>(value_of)[own];
-        const float write = open.beta * fmaf(-open.decay, known, value);
-        advance(state[i], key, open.decay, write);
+        const Step done = step(state[i], key, query, open, reinterpret_cast<const float*>(value_of)[own], meeting);
         store_state(states + i * COLUMNS_AT_ONCE * HEAD, part, state[i]);
-        if (part == 0) store_2(results + own, float_to_half(fmaf(open.decay, read, write * meeting)));
+        if (part == 0) store_2(results + own, float_to_half(done.result));
     }
 
     __shared__ bool last[2];

@@ -4,6 +4,7 @@
 // a warp's access is 128 contiguous bytes of each of its columns. Which lane adds what is the same whatever a block's
 // width is: a column's bits do not hang on the batch.
 #pragma once
+#include "gdn/gates.cuh"
 #include "norm/reduce.cuh"
 #include "ptx/memory.cuh"
 
@@ -65,6 +66,20 @@ __device__ __forceinline__ float dot(const Share& one, const Share& other) {
 __device__ __forceinline__ void advance(Share& state, const Share& key, float decay, float write) {
 #pragma unroll
     for (int e = 0; e < ELEMENTS; ++e) state.at[e] = fmaf(write, key.at[e], decay * state.at[e]);
+}
+
+// What a token did to a column, and the column's result.
+struct Step {
+    float write, result;
+};
+
+// One token's step of a column; `meeting` is k . q. The new state's product with q is had without reading it again.
+__device__ __forceinline__ Step step(Share& state, const Share& key, const Share& query, Gates open, float value,
+                                     float meeting) {
+    const float known = sum_lanes<LANES>(dot(state, key)), read = sum_lanes<LANES>(dot(state, query));
+    const float write = open.beta * fmaf(-open.decay, known, value);
+    advance(state, key, open.decay, write);
+    return {write, fmaf(open.decay, read, write * meeting)};
 }
 
 // Norms a head of which each lane of a warp holds four elements, times `scale`.

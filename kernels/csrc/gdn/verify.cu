@@ -17,7 +17,6 @@
 // head, and for each value head's decays. They are zero before and after. A negative state index is padding: its rows are
 // zeros and nothing else is touched. Rows, slots or counts that cannot be give NaN and touch nothing else either.
 #include "gdn/convolution.cuh"
-#include "gdn/gates.cuh"
 #include "gdn/state.cuh"
 
 constexpr int COLUMNS_AT_ONCE = THREADS / LANES;
@@ -152,11 +151,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         }
     }
     if (warp == 3 && lane < rows) {
-        const float bias = wide_bias ? load_float(static_cast<const float*>(dt_bias) + head)
-                                     : half_to_float(load_2(static_cast<const unsigned short*>(dt_bias) + head));
         const long long token = first + lane;
-        held.open[lane] = gates(half_to_float(load_2(a + token * a_token + head)),
-                                half_to_float(load_2(b + token * b_token + head)), load_float(a_log + head), bias);
+        held.open[lane] = load_gates(a + token * a_token, b + token * b_token, a_log, dt_bias, wide_bias, head);
     }
     heads.finish(warp % 2 ? held.key : held.query, rows, warp % 2 ? 1.0f : QUERY_SCALE, lane);
 #pragma unroll
@@ -197,14 +193,11 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 #pragma unroll
         for (int i = 0; i < PASSES; ++i) {
             const int at = i * COLUMNS_AT_ONCE + threadIdx.x / LANES;
-            const float known = sum_lanes<LANES>(dot(state[i], key)), read = sum_lanes<LANES>(dot(state[i], query));
             const float value = reinterpret_cast<const float*>(held.value[row])[at];
-            const float write = open.beta * fmaf(-open.decay, known, value);
-            advance(state[i], key, open.decay, write);
+            const Step done = step(state[i], key, query, open, value, meeting);
             if (part == 0) {
-                store_float(slot_log + row * log_row + keys + own + at, write);
-                store_2(results + static_cast<long long>(row) * values + at,
-                        float_to_half(fmaf(open.decay, read, write * meeting)));
+                store_float(slot_log + row * log_row + keys + own + at, done.write);
+                store_2(results + static_cast<long long>(row) * values + at, float_to_half(done.result));
             }
         }
     }

@@ -22,9 +22,7 @@ from sm70_kernels.attention.kv_format import FP8, KV_DTYPES
 from sm70_kernels.dispatch import kernel_serves
 from sm70_kernels.launch import launch
 from sm70_kernels.launch.layout import sixteen_bytes, stride
-from sm70_kernels.torch_library import laid_out, refused, register
-
-FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+from sm70_kernels.torch_library import FLOATS, laid_out, nothing, refused, register
 
 
 def _check_cache(
@@ -286,16 +284,12 @@ def _attention_prefill(
     reference.attention_prefill(*where, scale, kv_dtype, k_scale, v_scale, packed=packed)
 
 
-def _nothing(*_: object) -> None:
-    """Be the fake implementation of an operator that only changes its arguments."""
-
-
 register(
     "kv_cache_write(Tensor key, Tensor value, Tensor(a!) kv_cache, Tensor slot_mapping, str kv_dtype, Tensor k_scale, "
     "Tensor v_scale) -> ()",
     cuda=_kv_cache_write_on_gpu,
     cpu=_kv_cache_write,
-    fake=_nothing,
+    fake=nothing,
     mutates=("kv_cache",),
     awaits_gpu=True,
 )
@@ -308,7 +302,7 @@ for _name, _on_gpu, _attention in (
         "Tensor(a!) out, float scale, str kv_dtype, Tensor k_scale, Tensor v_scale) -> ()",
         cuda=_on_gpu,
         cpu=_attention,
-        fake=_nothing,
+        fake=nothing,
         mutates=("out",),
         awaits_gpu=_on_gpu is not None,
     )

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import NamedTuple
 
 import torch
 
 from sm70_kernels.gdn import table
 from sm70_kernels.launch.layout import packed, stride
-from sm70_kernels.torch_library import refused
+from sm70_kernels.torch_library import FLOATS, refused
 
-T: TypeAlias = torch.Tensor
-Layer: TypeAlias = tuple[T, T, T, T, T, T, T, T]
-"""mixed_qkv, b, a, conv_state, conv_weight, ssm_state, A_log, dt_bias: what every operator begins with."""
 
-FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+class Layer(NamedTuple):
+    """What every operator begins with."""
+
+    mixed_qkv: torch.Tensor
+    b: torch.Tensor
+    a: torch.Tensor
+    conv_state: torch.Tensor
+    conv_weight: torch.Tensor
+    ssm_state: torch.Tensor
+    a_log: torch.Tensor
+    dt_bias: torch.Tensor
 
 
 def floats(name: str, what: str, x: torch.Tensor, shape: tuple[int, ...]) -> None:
@@ -29,21 +36,9 @@ def integers(name: str, what: str, x: torch.Tensor, shape: tuple[int, ...], dtyp
         raise refused(name, f"{what} {str(dtype).removeprefix('torch.')}{list(shape)}", x)
 
 
-def check(
-    name: str,
-    mixed_qkv: torch.Tensor,
-    b: torch.Tensor,
-    a: torch.Tensor,
-    conv_state: torch.Tensor,
-    conv_weight: torch.Tensor,
-    ssm_state: torch.Tensor,
-    a_log: torch.Tensor,
-    dt_bias: torch.Tensor,
-    out: torch.Tensor,
-    key_heads: int,
-    rows: int = 1,
-) -> None:
+def check(name: str, layer: Layer, out: torch.Tensor, key_heads: int, rows: int = 1) -> None:
     """Raise ValueError unless a layer's tensors fit together, with room in conv_state for `rows` rows a sequence."""
+    mixed_qkv, b, a, conv_state, conv_weight, ssm_state, a_log, dt_bias = layer
     if ssm_state.ndim != 4 or ssm_state.dtype not in FLOATS:
         raise refused(name, "a floating-point ssm_state [slots, Hv, Dv, Dk]", ssm_state)
     slots, value_heads, value_head, key_head = ssm_state.shape
@@ -68,17 +63,9 @@ def check(
     floats(name, "out", out, (tokens, value_heads, value_head))
 
 
-def misfit(
-    mixed_qkv: torch.Tensor,
-    b: torch.Tensor,
-    a: torch.Tensor,
-    conv_state: torch.Tensor,
-    conv_weight: torch.Tensor,
-    ssm_state: torch.Tensor,
-    A_log: torch.Tensor,  # noqa: N803 - the checkpoint's name
-    dt_bias: torch.Tensor,
-) -> str:
+def misfit(layer: Layer) -> str:
     """Say why the kernels do not take a layer's tensors, empty where they do. The operators then run plain torch."""
+    mixed_qkv, b, a, conv_state, conv_weight, ssm_state, a_log, dt_bias = layer
     value_head, key_head = ssm_state.shape[2:]
     width = conv_weight.shape[1]
     if not table.fits(key_head, value_head, width):
@@ -88,9 +75,9 @@ def misfit(
     for name, x in (("mixed_qkv", mixed_qkv), ("b", b), ("a", a), ("conv_state", conv_state), ("weight", conv_weight)):
         if x.dtype != torch.float16:
             return f"{name} is {x.dtype}; float16 is built"
-    if ssm_state.dtype != torch.float32 or A_log.dtype != torch.float32:
-        return f"state and A_log are {ssm_state.dtype} and {A_log.dtype}; float32 is built"
-    if dt_bias.dtype not in (torch.float16, torch.float32) or not dt_bias.is_contiguous() or not A_log.is_contiguous():
+    if ssm_state.dtype != torch.float32 or a_log.dtype != torch.float32:
+        return f"state and A_log are {ssm_state.dtype} and {a_log.dtype}; float32 is built"
+    if dt_bias.dtype not in (torch.float16, torch.float32) or not dt_bias.is_contiguous() or not a_log.is_contiguous():
         return "A_log and dt_bias must be packed, dt_bias float16 or float32"
     heads_apart = (table.HEAD * table.HEAD, table.HEAD, 1)
     if ssm_state.stride()[1:] != heads_apart or ssm_state.stride(0) % 4 or ssm_state.data_ptr() % 16:

@@ -36,7 +36,7 @@ from sm70_kernels.gdn import checks, reference, table
 from sm70_kernels.launch import launch
 from sm70_kernels.launch.layout import stride
 from sm70_kernels.launch.turns import in_turn
-from sm70_kernels.torch_library import refused, register
+from sm70_kernels.torch_library import nothing, refused, register
 
 _TICKETS: dict[torch.device, torch.Tensor] = {}
 _RESERVING = threading.Lock()
@@ -60,6 +60,18 @@ def reserve_tickets(device: torch.device) -> torch.Tensor:
         return _TICKETS[device]
 
 
+def _counts(layer: checks.Layer, key_heads: int) -> tuple[int, ...]:
+    """What both kernels are told first of a layer's sizes, and whether its dt_bias is float32."""
+    slots, heads = layer.ssm_state.shape[:2]
+    return key_heads, heads, slots, int(layer.dt_bias.dtype == torch.float32)
+
+
+def _steps(layer: checks.Layer) -> tuple[int, ...]:
+    """How many elements lie between tokens, slots and columns, in the kernels' order."""
+    tokens = (stride(x, 0) for x in (layer.mixed_qkv, layer.b, layer.a))
+    return (*tokens, layer.conv_state.stride(0), layer.conv_state.stride(2), layer.ssm_state.stride(0))
+
+
 def _decode_on_gpu(
     mixed_qkv: torch.Tensor,
     b: torch.Tensor,
@@ -73,26 +85,23 @@ def _decode_on_gpu(
     out: torch.Tensor,
     key_heads: int,
 ) -> None:
-    layer = (mixed_qkv, b, a, conv_state, conv_weight, ssm_state, A_log, dt_bias)
-    name = "gdn_decode"
-    checks.check(name, *layer, out, key_heads)
+    name, layer = "gdn_decode", checks.Layer(mixed_qkv, b, a, conv_state, conv_weight, ssm_state, A_log, dt_bias)
+    checks.check(name, layer, out, key_heads)
     checks.integers(name, "state_indices", state_indices, (mixed_qkv.shape[0],))
-    if checks.misfit(*layer) or checks.result_misfit(out) or not state_indices.is_contiguous():
-        _gdn_decode(*layer, state_indices, out, key_heads)
+    if checks.misfit(layer) or checks.result_misfit(out) or not state_indices.is_contiguous():
+        if mixed_qkv.shape[0]:
+            reference.gdn_decode(*layer, state_indices, out, key_heads)
         return
-    tickets = reserve_tickets(mixed_qkv.device)
-    slots, heads = ssm_state.shape[:2]
-    counts = (key_heads, heads, slots, int(dt_bias.dtype == torch.float32))
-    steps = (*(stride(x, 0) for x in (mixed_qkv, b, a)), *(conv_state.stride(i) for i in (0, 2)), ssm_state.stride(0))
+    tickets, heads = reserve_tickets(mixed_qkv.device), ssm_state.shape[1]
+    counts, steps = _counts(layer, key_heads), _steps(layer)
     spec = table.decode(mixed_qkv.shape[0] * heads)
     most = table.TICKETS // table.decode_tickets(key_heads)
-    weights = (conv_state, conv_weight, ssm_state, A_log, dt_bias)
     with in_turn(tickets):
         for first in range(0, mixed_qkv.shape[0], most):
             part = slice(first, first + most)
             rows = (out[part], mixed_qkv[part], b[part], a[part])
             grid = (table.HEAD // spec.constants["COLUMNS"], heads, rows[0].shape[0])
-            launch(spec, grid, (*rows, *weights, state_indices[part], tickets, *counts, *steps))
+            launch(spec, grid, (*rows, *layer[3:], state_indices[part], tickets, *counts, *steps))
 
 
 def _gdn_decode(
@@ -108,8 +117,8 @@ def _gdn_decode(
     out: torch.Tensor,
     key_heads: int,
 ) -> None:
-    name, layer = "gdn_decode", (mixed_qkv, b, a, conv_state, conv_weight, ssm_state, A_log, dt_bias)
-    checks.check(name, *layer, out, key_heads)
+    name, layer = "gdn_decode", checks.Layer(mixed_qkv, b, a, conv_state, conv_weight, ssm_state, A_log, dt_bias)
+    checks.check(name, layer, out, key_heads)
     checks.integers(name, "state_indices", state_indices, (mixed_qkv.shape[0],))
     if mixed_qkv.shape[0]:
         reference.gdn_decode(*layer, state_indices, out, key_heads)
@@ -130,8 +139,8 @@ def _gdn_prefill(
     out: torch.Tensor,
     key_heads: int,
 ) -> None:
-    name, layer = "gdn_prefill", (mixed_qkv, b, a, conv_state, conv_weight, ssm_state, A_log, dt_bias)
-    checks.check(name, *layer, out, key_heads)
+    name, layer = "gdn_prefill", checks.Layer(mixed_qkv, b, a, conv_state, conv_weight, ssm_state, A_log, dt_bias)
+    checks.check(name, layer, out, key_heads)
     sequences = state_indices.shape[0]
     checks.integers(name, "state_indices", state_indices, (sequences,))
     checks.integers(name, "query_start_loc", query_start_loc, (sequences + 1,))
@@ -154,11 +163,11 @@ def _gdn_verify(
     out: torch.Tensor,
     key_heads: int,
 ) -> None:
-    name, layer = "gdn_verify", (mixed_qkv, b, a, conv_state, conv_weight, ssm_state, A_log, dt_bias)
+    name, layer = "gdn_verify", checks.Layer(mixed_qkv, b, a, conv_state, conv_weight, ssm_state, A_log, dt_bias)
     if state_indices.ndim != 2 or not state_indices.shape[1]:
         raise refused(name, "state_indices int32[sequences, rows]", state_indices)
     sequences, rows = state_indices.shape
-    checks.check(name, *layer, out, key_heads, rows)
+    checks.check(name, layer, out, key_heads, rows)
     checks.integers(name, "state_indices", state_indices, (sequences, rows))
     checks.integers(name, "query_start_loc", query_start_loc, (sequences + 1,))
     checks.integers(name, "num_accepted_tokens", num_accepted_tokens, (sequences,))
@@ -176,10 +185,10 @@ def _check_log(
     out: torch.Tensor,
     key_heads: int,
 ) -> None:
-    name, ssm_state = "gdn_verify_log", layer[5]
+    name, ssm_state = "gdn_verify_log", layer.ssm_state
     if log.ndim != 3 or not log.shape[1]:
         raise refused(name, "a log [slots, rows, floats of a row]", log)
-    checks.check(name, *layer, out, key_heads, log.shape[1])
+    checks.check(name, layer, out, key_heads, log.shape[1])
     slots, heads, value_head, key_head = ssm_state.shape
     width = key_heads * key_head + heads * value_head + heads
     if log.dtype not in (torch.float32, torch.float64) or log.shape[::2] != (slots, width):
@@ -208,7 +217,7 @@ def _gdn_verify_log(
     out: torch.Tensor,
     key_heads: int,
 ) -> None:
-    layer = (mixed_qkv, b, a, conv_state, conv_weight, ssm_state, A_log, dt_bias)
+    layer = checks.Layer(mixed_qkv, b, a, conv_state, conv_weight, ssm_state, A_log, dt_bias)
     where = (log, query_start_loc, state_indices, num_accepted_tokens, num_replayed_rows)
     _check_log(layer, *where, out, key_heads)
     if mixed_qkv.shape[0] and state_indices.shape[0]:
@@ -232,18 +241,18 @@ def _verify_log_on_gpu(
     out: torch.Tensor,
     key_heads: int,
 ) -> None:
-    layer = (mixed_qkv, b, a, conv_state, conv_weight, ssm_state, A_log, dt_bias)
+    layer = checks.Layer(mixed_qkv, b, a, conv_state, conv_weight, ssm_state, A_log, dt_bias)
     counted = (query_start_loc, state_indices, num_accepted_tokens, num_replayed_rows)
     _check_log(layer, log, *counted, out, key_heads)
-    (slots, heads), sequences, rows = ssm_state.shape[:2], state_indices.shape[0], log.shape[1]
+    heads, sequences, rows = ssm_state.shape[1], state_indices.shape[0], log.shape[1]
     spec = table.verify(rows, sequences * heads)
-    plain = checks.misfit(*layer) or checks.log_misfit(log) or checks.result_misfit(out)
+    plain = checks.misfit(layer) or checks.log_misfit(log) or checks.result_misfit(out)
     if plain or spec is None or not all(each.is_contiguous() for each in counted):
-        _gdn_verify_log(*layer, log, *counted, out, key_heads)
+        if mixed_qkv.shape[0] and sequences:
+            reference.gdn_verify_log(*layer, log, *counted, out, key_heads)
         return
     tickets = reserve_tickets(mixed_qkv.device)
-    counts = (key_heads, heads, slots, int(dt_bias.dtype == torch.float32), mixed_qkv.shape[0], rows)
-    steps = (*(stride(x, 0) for x in (mixed_qkv, b, a)), *(conv_state.stride(i) for i in (0, 2)), ssm_state.stride(0))
+    counts, steps = (*_counts(layer, key_heads), mixed_qkv.shape[0], rows), _steps(layer)
     most = table.TICKETS // table.verify_tickets(key_heads, heads)
     with in_turn(tickets):
         for first in range(0, sequences, most):
@@ -252,10 +261,6 @@ def _verify_log_on_gpu(
             grid = (table.HEAD // spec.constants["COLUMNS"], heads, last - first)
             tensors = (out, mixed_qkv, b, a, *layer[3:], log, *part, tickets)
             launch(spec, grid, (*tensors, *counts, *steps, log.stride(0)))
-
-
-def _nothing(*_: object) -> None:
-    """Be the fake implementation of an operator that only changes its arguments."""
 
 
 _LAYER = (
@@ -268,7 +273,7 @@ register(
     f"gdn_decode({_LAYER}, Tensor state_indices, Tensor(c!) out, int key_heads) -> ()",
     cuda=_decode_on_gpu,
     cpu=_gdn_decode,
-    fake=_nothing,
+    fake=nothing,
     mutates=_CHANGED,
     awaits_gpu=True,
 )
@@ -277,14 +282,14 @@ register(
     "Tensor(c!) out, int key_heads) -> ()",
     cuda=None,
     cpu=_gdn_prefill,
-    fake=_nothing,
+    fake=nothing,
     mutates=_CHANGED,
 )
 register(
     f"gdn_verify({_LAYER}, {_VERIFIED}, Tensor(c!) out, int key_heads) -> ()",
     cuda=None,
     cpu=_gdn_verify,
-    fake=_nothing,
+    fake=nothing,
     mutates=_CHANGED,
 )
 register(
@@ -292,7 +297,7 @@ register(
     "int key_heads) -> ()",
     cuda=_verify_log_on_gpu,
     cpu=_gdn_verify_log,
-    fake=_nothing,
+    fake=nothing,
     mutates=("conv_state", "ssm_state", "log", "out"),
     awaits_gpu=True,
 )

@@ -44,7 +44,7 @@ def on_the_cpu(emulator: Emulator, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def decode(layer: GdnLayer, inputs: tuple[torch.Tensor, ...], slots: torch.Tensor, out: torch.Tensor) -> None:
-    assert checks.misfit(*layer._arguments(inputs)) == ""
+    assert checks.misfit(checks.Layer(*layer._arguments(inputs))) == ""
     on_gpu(layer, inputs, slots, out)
 
 
@@ -145,7 +145,7 @@ MISFITS = {
 def test_what_no_kernel_takes_is_said_and_computed_by_plain_torch(said: str, monkeypatch: pytest.MonkeyPatch) -> None:
     layer = MISFITS[said].copy()
     inputs, out, wanted = layer.inputs(2), layer.out(2), layer.out(2)
-    assert checks.misfit(*layer._arguments(inputs)).startswith(said)
+    assert checks.misfit(checks.Layer(*layer._arguments(inputs))).startswith(said)
     plain = layer.copy()
     plain.decode(inputs, integers(1, 0), wanted)
     monkeypatch.setattr(gdn, "launch", None)
