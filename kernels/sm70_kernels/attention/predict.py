@@ -49,13 +49,10 @@ def launches(step: Step) -> Iterator[Planned]:
     kv_heads = max(1, qwen38.KEY_HEADS // step.ranks)
     group = qwen38.QUERY_HEADS // step.ranks // kv_heads
     batch = Batch(step.tokens, CONTEXT, kv_heads=kv_heads, group=group)
-    if step.tokens > _MOST_SEQUENCES:
-        return  # A prefill, for which there is no kernel.
+    if not step.decodes:
+        return  # There is no kernel for a prefill.
     yield write(batch)
     yield from attend(batch)
-
-
-_MOST_SEQUENCES = 64
 
 
 def write(batch: Batch) -> Planned:

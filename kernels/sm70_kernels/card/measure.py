@@ -15,8 +15,7 @@ from sm70_kernels.card.subject import counters
 from sm70_kernels.launch import launch, module
 from sm70_kernels.predict.constants import CAPABILITIES, constants
 from sm70_kernels.predict.launch import Buffer
-from sm70_kernels.predict.machine.cubin import code_of
-from sm70_kernels.predict.prediction import Kernel, predict_code
+from sm70_kernels.predict.prediction import predict
 from sm70_kernels.registry import source_hash
 from sm70_kernels.tuning import planned, trial, tune
 
@@ -101,17 +100,12 @@ def _timed(
         kernels = tuple(candidate.spec.name for candidate in each.candidates)
         # A graph's launches follow one another after a gap, which the kernels' own times do not have in them.
         own, card = (
-            tuple(round(_predicted(one.spec, one.launch, machine) + machine.gap, 3) for one in each.candidates)
+            tuple(round(predict(one.spec, one.launch, machine).us + machine.gap, 3) for one in each.candidates)
             for machine in (ours, theirs)
         )
         found = findings.Timed(each.family, each.what, kernels, trial.microseconds(each), own, card)
         report(f"{each.family} {each.what}: {', '.join(f'{us:.1f}' for us in found.microseconds)} µs")
         yield found
-
-
-def _predicted(spec: Specialisation, described: Launch, machine: Constants) -> float:
-    kernel = Kernel(spec.name, spec.kernel.params, spec.threads, spec.shared_bytes)
-    return predict_code(code_of(spec), described, kernel, machine).us
 
 
 def _arguments(spec: Specialisation, described: Launch, device: torch.device) -> tuple[Any, ...]:

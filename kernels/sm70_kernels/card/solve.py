@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from sm70_kernels.predict.machine.cubin import code_of
-from sm70_kernels.predict.prediction import Kernel, predict_code
+from sm70_kernels.predict.prediction import predict
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -47,10 +46,8 @@ class Answer:
 
 def difference(question: Question, machine: Constants) -> float:
     """Return the predicted difference between a question's long run and its short one, in its unit."""
-    spec, code = question.spec, code_of(question.spec)
-    kernel = Kernel(spec.name, spec.kernel.params, spec.threads, spec.shared_bytes)
     short, long = (
-        predict_code(code, question.launch(int(machine.sms), length), kernel, machine) for length in question.lengths
+        predict(question.spec, question.launch(int(machine.sms), length), machine) for length in question.lengths
     )
     return long.us - short.us if question.unit == "us" else long.body_cycles - short.body_cycles
 

@@ -16,13 +16,10 @@ if TYPE_CHECKING:
     from sm70_kernels.registry import Specialisation
 
 
-_MOST_SEQUENCES = 64
-
-
 def launches(step: Step) -> Iterator[Planned]:
     """Yield the recurrence of a step in which every sequence has one token."""
-    if step.tokens > _MOST_SEQUENCES:
-        return  # A prefill, for which there is no kernel.
+    if not step.decodes:
+        return  # There is no kernel for a prefill.
     key_heads, heads = qwen38.GDN_KEY_HEADS // step.ranks, qwen38.GDN_HEADS // step.ranks
     spec = table.decode(step.tokens * heads)
     yield Planned("gdn_decode", "gdn", qwen38.GDN_LAYERS, spec, decode(spec, step.tokens, key_heads, heads))

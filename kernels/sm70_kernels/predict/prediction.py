@@ -73,12 +73,12 @@ class Prediction:
         return values
 
 
-def predict(spec: Specialisation, launch: Launch, corner: Corner = "expected") -> Prediction:
-    """Return the predicted time of a launch of `spec`. Compiles it when need be.
+def predict(spec: Specialisation, launch: Launch, machine: Constants | Corner = "expected") -> Prediction:
+    """Return the predicted time of a launch of `spec`, as `predict_code` does. Compiles it when need be.
 
     Raises KernelError when it cannot be compiled, disassembled or followed, ValueError for arguments that do not fit.
     """
-    return predict_code(code_of(spec), launch, _shape_of(spec), corner)
+    return predict_code(code_of(spec), launch, _shape_of(spec), machine)
 
 
 @dataclass(frozen=True, slots=True)

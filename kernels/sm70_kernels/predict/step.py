@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from sm70_kernels import families
 from sm70_kernels.predict.constants import Corner, constants
-from sm70_kernels.predict.work import Step
+from sm70_kernels.predict.work import MOST_DECODED, Step
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -18,7 +18,7 @@ CONTAINS = (
     "dense layers with FP8 weights",
     "norms, rotary embedding and gates",
     "output head and b/a projection of the GDN layers, both FP16 by the library",
-    "attention after 2048 tokens of FP16 cache, and the gated delta net, in a step of at most 64 rows",
+    f"attention after 2048 tokens of FP16 cache, and the gated delta net, in a step of at most {MOST_DECODED} rows",
 )
 LACKS = (
     "attention and the gated delta net in a step of more rows",

@@ -21,6 +21,10 @@ Path = Literal["native", "expanded"]
 """How a dense layer is done: by one kernel, or by expanding its weights for the library."""
 
 
+MOST_DECODED = 64
+"""Rows up to which a step is taken for one that decodes, a sequence a row."""
+
+
 @dataclass(frozen=True, slots=True)
 class Step:
     """A step of `tokens` rows on a rank of `ranks`, of which `logits` rows are sampled from.
@@ -33,6 +37,11 @@ class Step:
     logits: int
     head: Head = "fp16"
     path: Path | None = None
+
+    @property
+    def decodes(self) -> bool:
+        """Whether each row is the next token of a sequence of its own; a step of more rows prefills."""
+        return self.tokens <= MOST_DECODED
 
 
 @dataclass(frozen=True, slots=True)
