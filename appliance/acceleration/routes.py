@@ -268,6 +268,9 @@ _TABLE = (
 ROUTES: dict[str, Route] = {route.name: route for route in _TABLE}
 """Every route by its name, in the order in which reports list them."""
 
+OPERATORS = tuple(dict.fromkeys(name for route in ROUTES.values() for name in route.operators))
+"""Every operator that a route names, once, in the table's order."""
+
 
 def missing_operators(route: Route) -> tuple[str, ...]:
     """Return the operators of a route that this build does not have, in their order."""

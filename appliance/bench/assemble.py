@@ -41,8 +41,7 @@ def of_decode(
         exclusions=exclusions(decoded.found),
         failures=decode.failures(decoded),
         acceptance_length=decode.acceptance(decoded, load.concurrency) if speculation.tokens else None,
-        notes=(*rehearsed(target), *decode.notes(decoded, target, load)),
-        **_common(target, load, clocks, labels, "decode step"),
+        **_common(target, load, clocks, labels, "decode step", decode.notes(decoded, target, load)),
     )
 
 
@@ -73,8 +72,7 @@ def of_stream(
         rates=stream.rates(streamed),
         totals=stream.totals(streamed, tells=tells),
         failures=stream.failures(streamed),
-        notes=(*rehearsed(target), *stream.notes(streamed)),
-        **_common(target, load, clocks, labels, "stream"),
+        **_common(target, load, clocks, labels, "stream", stream.notes(streamed)),
     )
 
 
@@ -102,8 +100,7 @@ def of_serve(
         rates=serve.rates(whole),
         totals=whole,
         failures=serve.failures(served),
-        notes=(*rehearsed(target), *serve.notes(served)),
-        **_common(target, load, clocks, labels, "serving"),
+        **_common(target, load, clocks, labels, "serving", serve.notes(served)),
     )
 
 
@@ -135,7 +132,7 @@ def _workload(target: Target, served: Served, load: Load, **more: Any) -> Worklo
 
 
 def _common(
-    target: Target, load: Load, clocks: tuple[Clocks, ...], labels: dict[str, Any], what: str
+    target: Target, load: Load, clocks: tuple[Clocks, ...], labels: dict[str, Any], what: str, notes: tuple[str, ...]
 ) -> dict[str, Any]:
     profile = target.planned.profile
     title = labels.get("title") or f"{profile or target.url}: {what} {load.name}"
@@ -143,4 +140,5 @@ def _common(
         "at": datetime.now(UTC).replace(microsecond=0),
         "title": title,
         "environment": environment.environment(target.plan, target.run_dir, labels.get("image"), clocks),
+        "notes": (*rehearsed(target), *notes),
     }

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-from appliance.acceleration.routes import ROUTES
+from appliance.acceleration.routes import OPERATORS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -20,7 +20,6 @@ PROVIDERS = ("kernel", "expansion", "triton", "reference")
 RESIDENT = ("fp8_linear_weights", "fp8_head_weights", "other_weights", "workspaces", "kv_cache", "graphs")
 """Only known names: what a report calls its figures must not make series without end."""
 
-OPERATORS = tuple(dict.fromkeys(name for route in ROUTES.values() for name in route.operators))
 MOST_RANKS = 64
 
 

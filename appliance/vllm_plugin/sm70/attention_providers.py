@@ -101,21 +101,23 @@ class TritonDecode:
         )
 
 
-_SCRATCH: list[torch.Tensor] = []
+Scratch = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+_SCRATCH: dict[tuple[int, int, int, int], Scratch] = {}
 
 
-@cache
-def scratch(sequences: int, heads: int, head: int, gpu: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def scratch(sequences: int, heads: int, head: int, gpu: int) -> Scratch:
     """Return what the decode kernel writes between its two passes; every layer of a size uses the same."""
-    shapes = ((sequences, heads, SEGMENTS, head), (sequences, heads, SEGMENTS), (sequences, heads, SEGMENTS))
-    output, greatest, total = (torch.empty(shape, dtype=torch.float32, device=f"cuda:{gpu}") for shape in shapes)
-    _SCRATCH.extend((output, greatest, total))
-    return output, greatest, total
+    size = (sequences, heads, head, gpu)
+    if size not in _SCRATCH:
+        shapes = ((sequences, heads, SEGMENTS, head), (sequences, heads, SEGMENTS), (sequences, heads, SEGMENTS))
+        output, greatest, total = (torch.empty(shape, dtype=torch.float32, device=f"cuda:{gpu}") for shape in shapes)
+        _SCRATCH[size] = output, greatest, total
+    return _SCRATCH[size]
 
 
 def scratch_bytes() -> int:
     """Return the bytes of all that `scratch` gave in this process."""
-    return sum(each.nbytes for each in _SCRATCH)
+    return sum(each.nbytes for three in _SCRATCH.values() for each in three)
 
 
 def most_sequences() -> int:

@@ -6,7 +6,7 @@ import hashlib
 import importlib
 import importlib.util
 
-from appliance.acceleration.routes import ROUTES
+from appliance.acceleration.routes import OPERATORS
 
 FAMILIES = ("dense", "norm", "activation", "attention", "gdn")
 """The folders of sm70_kernels whose `operator` module defines what routes name."""
@@ -29,9 +29,8 @@ def operators() -> tuple[frozenset[str], frozenset[str]]:
     from sm70_kernels import registry
     from sm70_kernels.torch_library import has_kernel
 
-    wanted = {name for route in ROUTES.values() for name in route.operators}
-    inside = wanted & {spec.kernel.name for spec in registry.registered() if not spec.kernel.awaits_gpu}
-    defined = {name for name in wanted if hasattr(torch.ops.sm70, name)}
+    inside = set(OPERATORS) & {spec.kernel.name for spec in registry.registered() if not spec.kernel.awaits_gpu}
+    defined = {name for name in OPERATORS if hasattr(torch.ops.sm70, name)}
     with_kernel = {name for name in defined if has_kernel(name)} | (inside - defined)
     return frozenset(defined | inside), frozenset(with_kernel)
 
@@ -43,8 +42,7 @@ def testable(kernels: frozenset[str]) -> list[str]:
     """
     import torch
 
-    ordered = dict.fromkeys(name for route in ROUTES.values() for name in route.operators)
-    return [name for name in ordered if name in kernels and hasattr(torch.ops.sm70, name)]
+    return [name for name in OPERATORS if name in kernels and hasattr(torch.ops.sm70, name)]
 
 
 def hashes() -> dict[str, str]:

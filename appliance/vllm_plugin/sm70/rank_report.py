@@ -37,11 +37,6 @@ def note(route: str, **details: object) -> None:
     _NOTES[route] = {**_NOTES.get(route, {}), **details}
 
 
-def add_bytes(route: str, count: int) -> None:
-    """Add to the bytes that a route keeps resident on this rank."""
-    note(route, resident_bytes=_NOTES.get(route, {}).get("resident_bytes", 0) + count)
-
-
 def tell_resident(count: dict[str, int]) -> None:
     """Say what stays in this rank's memory, in bytes by what it is."""
     _RESIDENT.clear()
