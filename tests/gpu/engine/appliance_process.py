@@ -6,7 +6,6 @@ import json
 import os
 import secrets
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -20,6 +19,7 @@ from appliance import rundir
 from appliance.health import judge
 from appliance.rundir import plugin_proof
 from appliance.rundir.phase import ON_THE_WAY, Phase
+from tests.waiting import free_port
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -38,13 +38,6 @@ WISHED = {
 
 class StartError(RuntimeError):
     """The appliance ended, or did not get where it was to get in time: one line."""
-
-
-def free_port() -> int:
-    """Return a port that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class Appliance:
