@@ -25,10 +25,11 @@ CODES = (0, 2, 1, 3)
 
 
 @cache
-def order(head: int, code_bytes: int) -> tuple[torch.Tensor, torch.Tensor]:
+def order(head: int, code_bytes: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
     """Return for keys, and for values, which element token * head + d of a tile [16, head] stands at each place.
 
-    `code_bytes` is what an element takes, 1 or 2; int64[16 * head] each.
+    `code_bytes` is what an element takes, 1 or 2; int64[16 * head] each. The first call for a device copies to it, so
+    it cannot be captured in a CUDA graph; later ones can.
     """
     run = BYTES // code_bytes
     inner = [4 * (i // 4) + CODES[i % 4] if code_bytes == 1 else i for i in range(run)]
@@ -43,7 +44,7 @@ def order(head: int, code_bytes: int) -> tuple[torch.Tensor, torch.Tensor]:
             for lane in range(LANES):
                 element = 32 * piece + 8 * quad_pair(lane) + b_element(lane, HALVES - 1).column
                 values += [(part * run + i) * head + element for i in inner]
-    return torch.tensor(keys), torch.tensor(values)
+    return torch.tensor(keys, device=device), torch.tensor(values, device=device)
 
 
 def tiles_of(kv_cache: torch.Tensor) -> torch.Tensor:
@@ -55,9 +56,9 @@ def tiles_of(kv_cache: torch.Tensor) -> torch.Tensor:
 def untiled(tiles: torch.Tensor, head: int) -> torch.Tensor:
     """Return packed tiles [pages, 2, Hkv, tiles, 16 * head] as a copy [pages, 2, tokens, Hkv, head] in plain order."""
     halves = []
-    for half, places in enumerate(order(head, tiles.element_size())):
+    for half, places in enumerate(order(head, tiles.element_size(), tiles.device)):
         plain = torch.empty_like(tiles[:, half], memory_format=torch.contiguous_format)
-        plain[..., places.to(tiles.device)] = tiles[:, half]
+        plain[..., places] = tiles[:, half]
         halves.append(plain.unflatten(-1, (TILE, head)).flatten(2, 3).transpose(1, 2))
     return torch.stack(halves, dim=1)
 
@@ -71,7 +72,7 @@ def pack(kv_cache: torch.Tensor) -> torch.Tensor:
     """Return a copy of a cache that lies in the order of its shape, in that of a GPU and without gaps."""
     pages, _, page_size, kv_heads, head = kv_cache.shape
     halves = []
-    for half, places in enumerate(order(head, kv_cache.element_size())):
+    for half, places in enumerate(order(head, kv_cache.element_size(), kv_cache.device)):
         tiles = kv_cache[:, half].transpose(1, 2).reshape(pages, kv_heads, page_size // TILE, TILE * head)
-        halves.append(tiles[..., places.to(kv_cache.device)].reshape(pages, page_size, kv_heads, head))
+        halves.append(tiles[..., places].reshape(pages, page_size, kv_heads, head))
     return torch.stack(halves, dim=1)

@@ -50,16 +50,19 @@ def _written(case: Case, device: torch.device) -> tuple[Any, ...]:
     return key, value, _cache(case, make, pages, device), slots, FORMATS[sizes["format"]], *_scales(device)
 
 
-def write(function: Callable[..., None], packed: bool, *arguments: Any) -> torch.Tensor:  # noqa: ANN401 - an operator's
-    """Return what `function` makes of a copy of the cache, which it is given `packed` or in the order of its shape."""
+def write(function: Callable[..., None], packed: bool, *arguments: Any) -> None:  # noqa: ANN401 - an operator's
+    """Let `function` write into the cache, which it is given `packed` or in the order of its shape."""
     key, value, kv_cache, *rest = arguments
-    copy = new_like(kv_cache).copy_(pack(kv_cache) if packed else kv_cache)
+    if not packed:
+        function(*arguments)
+        return
+    copy = new_like(kv_cache).copy_(pack(kv_cache))
     function(key, value, copy, *rest)
-    return unpack(copy) if packed else copy
+    kv_cache.copy_(unpack(copy))
 
 
-def _write(*arguments: Any) -> torch.Tensor:  # noqa: ANN401 - an operator's
-    return write(torch.ops.sm70.kv_cache_write, is_packed(arguments[2]), *arguments)
+def _write(*arguments: Any) -> None:  # noqa: ANN401 - an operator's
+    write(torch.ops.sm70.kv_cache_write, is_packed(arguments[2]), *arguments)
 
 
 def _write_bytes(case: Case) -> int:
@@ -92,7 +95,8 @@ def attend(function: Callable[..., None], packed: bool, *arguments: Any) -> torc
     """Return what `function` writes; it is given the cache `packed` or in the order of its shape."""
     query, kv_cache, *where, scale, kv_dtype, k_scale, v_scale = arguments
     out = new_like(query)
-    function(query, pack(kv_cache) if packed else kv_cache, *where, out, scale, kv_dtype, k_scale, v_scale)
+    held = new_like(kv_cache).copy_(pack(kv_cache)) if packed else kv_cache
+    function(query, held, *where, out, scale, kv_dtype, k_scale, v_scale)
     return out
 
 
@@ -113,9 +117,10 @@ SUBJECTS = (
         kernels=("kv_cache_write",),
         inputs=_written,
         run=_write,
-        reference=partial(write, reference.kv_cache_write, False),
+        reference=reference.kv_cache_write,
         moved_bytes=_write_bytes,
         gate=0.0,
+        mutates=(2,),
     ),
     *(
         Subject(

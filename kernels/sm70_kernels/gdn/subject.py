@@ -1,4 +1,4 @@
-"""The gated delta net under proof: outputs, conv states and states, each run on copies of the caches."""
+"""The gated delta net under proof: outputs, and the conv states, states and logs that change in place."""
 
 from __future__ import annotations
 
@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 GATE = 1e-3
 """Of outputs and of states."""
+
+CONV_STATE, SSM_STATE, LOG = 3, 5, 8
+"""Places among the arguments of what changes."""
 
 SPARE_SLOTS = 2
 """That no sequence uses and that must stay as they are."""
@@ -68,30 +71,12 @@ def _inputs(case: Case, device: torch.device) -> tuple[Any, ...]:
     return make.normal(tokens, channels), *gates, *layer, *where, sizes["key_heads"]
 
 
-def _run(
-    function: Callable[..., None],
-    *arguments: Any,  # noqa: ANN401 - an operator's
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    mixed_qkv, b, a, conv_state, conv_weight, ssm_state, a_log, dt_bias, *where, key_heads = arguments
-    conv_copy, ssm_copy = (new_like(cache).copy_(cache) for cache in (conv_state.mT, ssm_state))
+def run(function: Callable[..., None], *arguments: Any) -> torch.Tensor:  # noqa: ANN401 - an operator's
+    """Return the `out` that `function` writes; it changes the caches among its arguments."""
+    mixed_qkv, ssm_state = arguments[0], arguments[SSM_STATE]
     out = new_like(mixed_qkv[:, : ssm_state.shape[1] * ssm_state.shape[2]]).view(-1, *ssm_state.shape[1:3])
-    layer = (mixed_qkv, b, a, conv_copy.mT, conv_weight, ssm_copy, a_log, dt_bias)
-    function(*layer, *where, out, key_heads)
-    return out, conv_copy, ssm_copy
-
-
-def _run_log(
-    function: Callable[..., None],
-    *arguments: Any,  # noqa: ANN401 - an operator's
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    *layer, log, starts, indices, accepted, replayed, key_heads = arguments
-    log_copy = new_like(log).copy_(log)
-
-    def run(*inner: Any) -> None:  # noqa: ANN401 - an operator's
-        *own, out, heads = inner
-        function(*own, log_copy, starts, indices, accepted, replayed, out, heads)
-
-    return *_run(run, *layer, key_heads), log_copy
+    function(*arguments[:-1], out, arguments[-1])
+    return out
 
 
 def _bytes(case: Case) -> int:
@@ -113,7 +98,6 @@ KERNELS = {"gdn_decode": ("gdn_decode",), "gdn_prefill": (), "gdn_verify": (), "
 
 
 def _subject(name: str) -> Subject:
-    run: Callable[..., tuple[torch.Tensor, ...]] = _run_log if name == "gdn_verify_log" else _run
     return Subject(
         operator=name,
         kernels=KERNELS[name],
@@ -122,6 +106,7 @@ def _subject(name: str) -> Subject:
         reference=partial(run, getattr(reference, name)),
         moved_bytes=_bytes,
         gate=GATE,
+        mutates=(CONV_STATE, SSM_STATE, LOG) if name == "gdn_verify_log" else (CONV_STATE, SSM_STATE),
     )
 
 

@@ -11,7 +11,7 @@ import torch
 from sm70_kernels.cases import Case
 from sm70_kernels.gdn import checks, table
 from sm70_kernels.gdn import operator as gdn
-from sm70_kernels.gdn.subject import _run, _run_log
+from sm70_kernels.gdn.subject import run as run_on
 from sm70_kernels.proof.prove import prove, same_bits
 from sm70_kernels.proof.subject import subjects
 from tests.kernels.gdn.gdn_layers import GdnLayer, Sizes, exact, integers, relative
@@ -74,7 +74,7 @@ def test_a_step_computes_its_reference(
     def run(*arguments: Any) -> Any:
         # Another order of threads and blocks each time: where a barrier is missing, results differ.
         emulator.seed += 1
-        return _run(gdn._decode_on_gpu, *arguments)
+        return run_on(gdn._decode_on_gpu, *arguments)
 
     outcome = prove(dataclasses.replace(subject, run=run), case, CPU, 2)
     assert outcome.passed, outcome.sentence()
@@ -177,7 +177,7 @@ def test_a_verification_computes_its_reference(
 
     def run(*arguments: Any) -> Any:
         emulator.seed += 1
-        return _run_log(gdn._verify_log_on_gpu, *arguments)
+        return run_on(gdn._verify_log_on_gpu, *arguments)
 
     outcome = prove(dataclasses.replace(subject, run=run), case, CPU, 2)
     assert outcome.passed, outcome.sentence()
