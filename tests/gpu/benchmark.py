@@ -1,6 +1,6 @@
-"""Time the norms and gates beside torch's and upstream's own kernels, in one run on one card.
+"""Time our kernels beside torch's and upstream's own, in one run on one card.
 
-    python tests/gpu/benchmark.py FILE.json
+    python tests/gpu/benchmark.py FILE.json [OPERATOR ...]
 
 Each figure is a call inside a graph, over arguments and results that together exceed L2. A share of 100% is the speed
 of a large copy on this card. `copy` is torch's copy of as many bytes, timed as the kernels are: where few bytes move,
@@ -20,6 +20,9 @@ import torch
 
 import sm70_kernels.activation.reference as gates
 import sm70_kernels.norm.reference as norms
+from sm70_kernels import dispatch
+from sm70_kernels.attention.operator import is_packed
+from sm70_kernels.attention.pack import pack
 from sm70_kernels.cases import Case
 from sm70_kernels.cases import cases as cases_of
 from sm70_kernels.launch import launch, launcher
@@ -34,20 +37,33 @@ if TYPE_CHECKING:
     Call = Callable[[], object]
 
 GPU = torch.device("cuda")
-OPERATORS = ("rms_norm", "add_rms_norm", "gated_rms_norm", "qk_norm_mrope", "silu_and_mul", "sigmoid_gate")
+ROW_WISE = ("rms_norm", "add_rms_norm", "gated_rms_norm", "qk_norm_mrope", "silu_and_mul", "sigmoid_gate")
+OPERATORS = (*ROW_WISE, "gdn_decode", "attention_decode")
 REFERENCES = {name: function for module in (norms, gates) for name, function in vars(module).items()}
-COMPILED = {name: torch.compile(REFERENCES[name], dynamic=True) for name in OPERATORS}
+COMPILED = {name: torch.compile(REFERENCES[name], dynamic=True) for name in ROW_WISE}
 
 
 def ours(operator: str, arguments: Arguments) -> Call:
     """Return our operator's call."""
     function = getattr(torch.ops.sm70, operator)
+    if operator == "gdn_decode":
+        *given, key_heads = arguments
+        arguments = (*given, _gdn_out(arguments), key_heads)
+    if operator == "attention_decode":
+        query, kv_cache, *where, scale, kv_dtype, k_scale, v_scale = arguments
+        held = pack(kv_cache) if is_packed(kv_cache) else kv_cache
+        arguments = (query, held, *where, torch.empty_like(query), scale, kv_dtype, k_scale, v_scale)
     return lambda: function(*arguments)
 
 
-def compiled(operator: str, arguments: Arguments) -> Call:
-    """Return the reference's call, as torch.compile makes it."""
-    return lambda: COMPILED[operator](*arguments)
+def compiled(operator: str, arguments: Arguments) -> Call | None:
+    """Return the reference's call, as torch.compile makes it; None for what walks a cache."""
+    return (lambda: COMPILED[operator](*arguments)) if operator in COMPILED else None
+
+
+def _gdn_out(arguments: Arguments) -> torch.Tensor:
+    mixed_qkv, ssm_state = arguments[0], arguments[5]
+    return mixed_qkv.new_empty(mixed_qkv.shape[0], *ssm_state.shape[1:3])
 
 
 def eager(operator: str, arguments: Arguments) -> Call | None:
@@ -92,7 +108,76 @@ def upstream(operator: str, arguments: Arguments) -> Call | None:
         (x,) = arguments
         halved = x.new_empty((x.shape[0], x.shape[1] // 2))
         return lambda: torch.ops._C.silu_and_mul(halved, x)
-    return None
+    if operator == "gdn_decode":
+        return _upstream_gdn(arguments)
+    return _upstream_attention(arguments) if operator == "attention_decode" else None
+
+
+def _upstream_gdn(arguments: Arguments) -> Call:
+    """Return the call of vLLM's two kernels of a decode step, as its layer calls them."""
+    from vllm.model_executor.layers.fla.ops import fused_recurrent_gated_delta_rule_packed_decode
+    from vllm.model_executor.layers.mamba.ops.causal_conv1d import causal_conv1d_update
+
+    mixed_qkv, b, a, conv_state, conv_weight, ssm_state, a_log, dt_bias, slots, _ = arguments
+    out = _gdn_out(arguments).unsqueeze(1)
+    # Slot 0 is vLLM's padding in the convolution: no sequence is to be skipped.
+    slots = torch.arange(1, 1 + slots.shape[0], dtype=torch.int32, device=GPU)
+
+    def step() -> object:
+        mixed = causal_conv1d_update(
+            mixed_qkv, conv_state, conv_weight, None, "silu", conv_state_indices=slots, validate_data=False
+        )
+        return fused_recurrent_gated_delta_rule_packed_decode(
+            mixed_qkv=mixed,
+            a=a,
+            b=b,
+            A_log=a_log,
+            dt_bias=dt_bias,
+            scale=ssm_state.shape[-1] ** -0.5,
+            initial_state=ssm_state,
+            out=out,
+            ssm_state_indices=slots,
+            use_qk_l2norm_in_kernel=True,
+        )
+
+    return step
+
+
+def _upstream_attention(arguments: Arguments) -> Call:
+    """Return the call of vLLM's Triton kernel, cut into 16 segments as its backend does for few sequences."""
+    from vllm.v1.attention.ops.triton_unified_attention import unified_attention
+
+    query, kv_cache, block_table, seq_lens, starts, scale, kv_dtype, k_scale, v_scale = arguments
+    if kv_dtype != "auto":
+        kv_cache = kv_cache.view(torch.float8_e4m3fn)
+    tokens, heads, head = query.shape
+    sequences, kv_heads = seq_lens.shape[0], kv_cache.shape[3]
+    shape = (sequences, kv_heads)
+    sums, states = torch.empty(tokens, heads, 16, head, device=GPU), torch.empty(2, tokens, heads, 16, device=GPU)
+    out, longest = torch.empty_like(query), int(seq_lens.max())
+    return lambda: unified_attention(
+        q=query,
+        k=kv_cache[:, 0],
+        v=kv_cache[:, 1],
+        out=out,
+        cu_seqlens_q=starts,
+        max_seqlen_q=tokens // sequences,
+        seqused_k=seq_lens,
+        max_seqlen_k=longest,
+        softmax_scale=scale,
+        causal=True,
+        window_size=(-1, -1),
+        block_table=block_table,
+        softcap=0,
+        q_descale=None,
+        k_descale=k_scale.expand(shape),
+        v_descale=v_scale.expand(shape),
+        seq_threshold_3D=128 // kv_heads,
+        num_par_softmax_segments=16,
+        softmax_segm_output=sums,
+        softmax_segm_max=states[0],
+        softmax_segm_expsum=states[1],
+    )
 
 
 RIVALS = {
@@ -103,7 +188,8 @@ RIVALS = {
         upstream,
         "_custom_ops.rms_norm and fused_add_rms_norm, by w and not by 1 + w, the latter in place and with an FP16 "
         "residual (8 bytes an element, not 12); rmsnorm_fn; for qk_norm_mrope rms_norm of packed q and of packed k, a "
-        "lookup and triton_mrope; silu_and_mul",
+        "lookup and triton_mrope; silu_and_mul; for gdn_decode causal_conv1d_update and "
+        "fused_recurrent_gated_delta_rule_packed_decode; for attention_decode unified_attention in 16 segments",
     ),
 }
 
@@ -177,7 +263,8 @@ def main() -> int:
     print(f"a launch takes {host['launch'] / host['torch_add_out']:.2f} of torch's add into a given tensor")
     print(f"{'µs':76} {'share':>6} {'copy':>6} " + " ".join(f"{name:>8}" for name in (*RIVALS, "copy")))
     absent: dict[str, str] = {}
-    for operator in OPERATORS:
+    dispatch.try_awaiting()
+    for operator in sys.argv[2:] or OPERATORS:
         for case in cases_of(operator, "benchmark"):
             row = measure(operator, case, bandwidth)
             record["cases"].append(row)

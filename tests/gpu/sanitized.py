@@ -21,6 +21,7 @@ import torch
 from sm70_kernels import dispatch
 from sm70_kernels.build import store
 from sm70_kernels.cases import cases as cases_of
+from sm70_kernels.errors import KernelError
 from sm70_kernels.launch import launcher
 from sm70_kernels.proof.prove import relative_error
 from sm70_kernels.proof.sanitizer import announcement
@@ -66,7 +67,7 @@ def failed(subject: Subject, case: Case) -> str:
     """Run one case. Returns what is wrong, or an empty string."""
     try:
         return _failed(subject, case)
-    except (RuntimeError, ValueError) as error:
+    except (RuntimeError, ValueError, KernelError) as error:
         return f"{case.name}: {str(error).splitlines()[0]}"
 
 

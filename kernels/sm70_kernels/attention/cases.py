@@ -89,9 +89,14 @@ def _batches_and_heads() -> Iterator[Case]:
         for group in (1, 2, 3, 4, 6, 8):
             yield _attend("attention_decode", 2, 50, 2, 16, E4M3, kv_heads, group)
             yield _attend("attention_prefill", 2, 50, 20, 16, AUTO, kv_heads, group)
+    for sequences in (16, 24, 32):
+        for kv_format in (E4M3, E5M2):
+            yield _attend("attention_decode", sequences, 300, 1, 800, kv_format)
     for head in (64, 128):
-        yield _write(5, 16, E4M3, 2, head)
-        yield _attend("attention_decode", 2, 50, 1, 16, AUTO, 2, GROUP, head)
+        for kv_format in (AUTO, E4M3, E5M2):
+            yield _write(5, 16, kv_format, 2, head)
+            for rows in (1, 8):
+                yield _attend("attention_decode", 2, 50, rows, 16, kv_format, 2, GROUP, head)
         yield _attend("attention_prefill", 2, 50, 33, 16, AUTO, 2, GROUP, head)
 
 

@@ -138,12 +138,12 @@ def reduction(head: int) -> Specialisation:
 
 
 def _built_ahead() -> Iterator[Specialisation]:
-    head = qwen38.HEAD
-    for kv_format in FORMATS.values():
-        yield write(kv_format, head)
-        yield from (decode(kv_format, head, tiles, SINGLE) for tiles in range(1, MOST_ROW_TILES + 1))
-        yield decode(kv_format, head, 1, DUAL)
-    yield reduction(head)
+    for head in HEADS:
+        for kv_format in FORMATS.values():
+            yield write(kv_format, head)
+            yield from (decode(kv_format, head, tiles, SINGLE) for tiles in range(1, MOST_ROW_TILES + 1))
+        yield reduction(head)
+    yield from (decode(kv_format, qwen38.HEAD, 1, DUAL) for kv_format in FORMATS.values())
 
 
 SPECIALISATIONS = tuple(_built_ahead())
