@@ -55,6 +55,11 @@ def operator_missing(operator: str) -> str:
     return f"operator_missing:{operator}"
 
 
+def kernel_awaits_gpu(operator: str) -> str:
+    """`kernel_awaits_gpu:OP`: the operator's kernel is built, and no GPU has proven it yet."""
+    return f"kernel_awaits_gpu:{operator}"
+
+
 def selftest_failed(operator: str) -> str:
     """`selftest_failed:OP`: the operator disagreed with its reference, or with itself, on this card."""
     return f"selftest_failed:{operator}"

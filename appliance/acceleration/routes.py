@@ -20,10 +20,6 @@ UPSTREAM = "upstream"
 NOT_BUILT = frozenset(
     {
         "all_reduce_push",
-        "attention_decode_dual_resident",
-        "attention_decode_e4m3_grouped",
-        "attention_decode_fp16_grouped",
-        "attention_decode_split_context",
         "attention_decode_tail",
         "attention_prefill_q4096",
         "attention_prefill_q8000",
@@ -90,21 +86,21 @@ _TABLE = (
         "fp16_grouped_fp32",
         "decode attention over FP16 KV: the query heads of a KV head together, float32 state",
         "decode attention of one query head at a time",
-        "attention_decode_fp16_grouped",
+        "attention_decode",
         fallback="attention_backend",
     ),
     _route(
         "e4m3_grouped_fp32",
         "decode attention over E4M3 KV: the query heads of a KV head together, float32 state",
         "decode attention of one query head at a time",
-        "attention_decode_e4m3_grouped",
+        "attention_decode",
         fallback="attention_backend",
     ),
     _route(
         "long_context",
         "decode attention split over the context in partitions that fill whole waves",
-        "one partition size for every context length",
-        "attention_decode_split_context",
+        "one thread block for the whole context of a KV head",
+        "attention_decode attention_reduce",
         fallback="attention_backend",
     ),
     _route(
@@ -118,7 +114,7 @@ _TABLE = (
         "dual_attention_b16",
         "decode attention with six warps and two resident blocks per SM, at batch 16 and above",
         "decode attention with eight warps and one resident block",
-        "attention_decode_dual_resident",
+        "attention_decode",
         fallback="attention_backend",
     ),
     _route(
@@ -208,7 +204,7 @@ _TABLE = (
         "gdn_decode",
         "gated delta net: one recurrent step",
         "vLLM's Triton kernel",
-        "gdn_decode gdn_verify",
+        "gdn_decode",
         admission="linear_attention",
         fallback=REFERENCE,
     ),
@@ -270,6 +266,12 @@ ROUTES: dict[str, Route] = {route.name: route for route in _TABLE}
 
 OPERATORS = tuple(dict.fromkeys(name for route in ROUTES.values() for name in route.operators))
 """Every operator that a route names, once, in the table's order."""
+
+OWNER: dict[str, str] = {}
+"""The first route of the table that names an operator: its switch and admission decide about the operator's kernel."""
+for _each in _TABLE:
+    for _operator in _each.operators:
+        OWNER.setdefault(_operator, _each.name)
 
 
 def missing_operators(route: Route) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -36,24 +37,27 @@ class Result:
     cases: int
 
 
-def run(names: Iterable[str], device: torch.device | None = None) -> dict[str, Result]:
+def run(names: Iterable[str], device: torch.device | None = None, until: float = float("inf")) -> dict[str, Result]:
     """Return the self-test's result of each named operator, on the current device unless another is given.
 
+    No case begins after `until`, a time of `time.monotonic()`: an operator that has cases left then has failed.
     `mma_lanes` and `dequant_codes` are operators here too: whoever uses the tensor core wants them. No failure is
     raised; an unknown name is a KeyError.
     """
     place = device or torch.device("cuda", torch.cuda.current_device())
     known = subjects()
-    return {name: _test(known[name], place) for name in names}
+    return {name: _test(known[name], place, until) for name in names}
 
 
-def _test(subject: Subject, device: torch.device) -> Result:
+def _test(subject: Subject, device: torch.device, until: float) -> Result:
     worst, done = 0.0, 0
 
     def failed(reason: str, detail: str) -> Result:
         return Result(subject.operator, False, reason, detail, worst, done)
 
     for case in cases(subject.operator, "selftest"):
+        if time.monotonic() > until:
+            return failed(f"selftest_failed:{subject.operator}", f"{case.name}: the self-test's time was over")
         try:
             outcome = prove(subject, case, device, REPEATS)
         except KernelError as error:

@@ -27,9 +27,10 @@ def arguments_of(sequences: int, length: int, rows: int, page: int, kv_format: i
 
 
 def attended(arguments: list[Any], variant: table.Variant) -> torch.Tensor:
-    query, kv_cache, block_table, seq_lens, starts, *softmax = arguments
+    query, kv_cache, block_table, seq_lens, starts, scale, kv_dtype, k_scale, v_scale = arguments
     out = torch.full_like(query, float("nan"))
-    decode(query, pack(kv_cache), block_table, seq_lens, starts, out, *softmax, variant=variant)
+    where = (query, pack(kv_cache), block_table, seq_lens, starts, out)
+    decode(*where, scale, kv_dtype, k_scale, v_scale, variant)
     return out
 
 

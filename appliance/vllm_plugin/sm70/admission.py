@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 HEAD = 256
 """Width of an attention head that the kernels are made for (Qwen3.8-27B)."""
 
+HEADS = (64, 128, 256)
+"""Widths that attention's own kernels take."""
+
 GROUP = 6
 """Query heads of a KV head."""
 
@@ -136,7 +139,9 @@ def attention_backend(view: View) -> str | None:
     """Attention through our backend: FP16, and a KV format that it knows."""
     if view.dtype != "float16":
         return report.contract_mismatch("dtype", view.dtype, "float16")
-    return None if view.kv_format in ("auto", "fp8_e4m3", "fp8_e5m2") else report.KV_DTYPE
+    if view.kv_format not in ("auto", "fp8_e4m3", "fp8_e5m2"):
+        return report.KV_DTYPE
+    return None if view.head_dim in HEADS else report.HEAD_DIM
 
 
 def _grouped(view: View, *formats: str) -> str | None:

@@ -31,8 +31,8 @@ class Kernels:
 
 def choose(kv_dtype: str, heads: int, head: int) -> Kernels:
     """Return the functions for a layer with `heads` query heads of `head` numbers on this machine."""
-    # Triton knows no FP8 below capability 8.9.
-    usable = kv_dtype == "auto"
+    # Triton knows no FP8 below capability 8.9, and nothing of our order inside a page.
+    usable = kv_dtype == "auto" and not operators.packs_pages()
     decode: Callable[..., None] = operators.operator("attention_decode")
     chosen = providers.bind("attention_decode", (lambda: triton_fails(heads, head)) if usable else None)
     if chosen.provider == "triton":

@@ -8,12 +8,17 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from appliance.acceleration.routes import ROUTES
+from appliance.acceleration.routes import OWNER, ROUTES
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-ALONE = {"fp8_prefill": ("dense_w8a16.expansion", "dense_w8a16_silu_mul.expansion"), "mixed_batch_resident_decode": ()}
+ALONE = {
+    "fp8_prefill": ("dense_w8a16.expansion", "dense_w8a16_silu_mul.expansion"),
+    "mixed_batch_resident_decode": (),
+    "long_context": ("attention_reduce.kernel",),
+    "dual_attention_b16": ("attention_decode_dual.kernel",),
+}
 """What is dispatched by a route that shares its operators with another; of all others, whatever its kernels served."""
 
 
@@ -32,23 +37,24 @@ class Counters:
         """Return every count so far, by name."""
         return dict(sorted((self._counts.copy() | self._dispatches()).items()))
 
-    def of_route(self, route: str) -> dict[str, int]:
+    def of_route(self, route: str, *, serves: bool = True) -> dict[str, int]:
         """Return the counts of one route.
 
-        `dispatched` is how often its own code ran, 0 where it never did. Counts that begin with the route's name follow
+        `dispatched` is how often its own code ran, 0 where it never did; of one that is off and does not serve, only
+        operators count that are no other route's. Counts that begin with the route's name follow
         by what comes after the dot, then those of its operators: `OPERATOR.PROVIDER` calls, and their rows.
         """
         operators = ROUTES[route].operators
+        kernels = ALONE.get(route, tuple(f"{each}.kernel" for each in operators if serves or OWNER[each] == route))
         found, served = {"dispatched": 0}, {}
         # A route and an operator may have the same name.
         for names in (self._counts.copy(), self._dispatches()):
             for name, count in sorted(names.items()):
                 base, _, rest = name.partition(".")
-                if base in operators and rest:
+                if (base in operators and rest) or name in kernels:
                     served[name] = count
                 elif base == route:
                     found[rest or "dispatched"] = count
-        kernels = ALONE.get(route, tuple(f"{operator}.kernel" for operator in operators))
         found["dispatched"] += sum(served.get(name, 0) for name in kernels)
         return found | served
 

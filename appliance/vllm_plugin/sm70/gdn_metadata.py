@@ -209,7 +209,9 @@ class Sm70GdnMetadataBuilder(GDNAttentionMetadataBuilder):  # type: ignore[misc]
         if last - first + 1 == sequences.size:
             begin, end = int(starts[first]), int(starts[last + 1])
             own = m.query_start_loc[first : last + 2]
-            return Rows(table[first : last + 1], own - begin if begin else own, begin, end - begin)
+            # A column of the block table has gaps, and the kernels read slots that lie side by side.
+            slots = table[first : last + 1].contiguous()
+            return Rows(slots, own - begin if begin else own, begin, end - begin)
         lens = (starts[sequences + 1] - starts[sequences]).astype(np.int64)
         own_starts = np.zeros(sequences.size + 1, dtype=np.int32)
         np.cumsum(lens, out=own_starts[1:])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 import importlib.util
+from typing import NamedTuple
 
 from appliance.acceleration.routes import OPERATORS
 
@@ -12,27 +13,36 @@ FAMILIES = ("dense", "norm", "activation", "attention", "gdn")
 """The folders of sm70_kernels whose `operator` module defines what routes name."""
 
 
-def operators() -> tuple[frozenset[str], frozenset[str]]:
-    """Return every name of the routes that sm70_kernels defines, and those of them that have a kernel.
+class Names(NamedTuple):
+    """Names of the routes: operators `torch.ops.sm70.NAME`, or kernels of the registry inside one."""
 
-    A name is an operator `torch.ops.sm70.NAME`, or a kernel of the registry inside one. A kernel that awaits a GPU
-    counts as absent. Both are empty where the package is not installed.
-    """
+    defined: frozenset[str]
+    """All that sm70_kernels defines."""
+    kernels: frozenset[str]
+    """Those that have a kernel which may serve."""
+    awaiting: frozenset[str]
+    """Those whose kernel no GPU has proven yet."""
+
+
+def operators() -> Names:
+    """Return the names of the routes that sm70_kernels has; none where the package is not installed."""
     if importlib.util.find_spec("sm70_kernels") is None:
-        return frozenset(), frozenset()
+        return Names(frozenset(), frozenset(), frozenset())
     import torch
 
     for family in FAMILIES:
         module = f"sm70_kernels.{family}.operator"
         if importlib.util.find_spec(f"sm70_kernels.{family}") and importlib.util.find_spec(module):
             importlib.import_module(module)
-    from sm70_kernels import registry
+    from sm70_kernels import dispatch, registry
     from sm70_kernels.torch_library import has_kernel
 
-    inside = set(OPERATORS) & {spec.kernel.name for spec in registry.registered() if not spec.kernel.awaits_gpu}
+    registered = {spec.kernel.name: spec.kernel.awaits_gpu for spec in registry.registered()}
     defined = {name for name in OPERATORS if hasattr(torch.ops.sm70, name)}
-    with_kernel = {name for name in defined if has_kernel(name)} | (inside - defined)
-    return frozenset(defined | inside), frozenset(with_kernel)
+    inside = {name for name in OPERATORS if name in registered and name not in defined}
+    awaiting = (defined & dispatch.AWAITING) | {name for name in inside if registered[name]}
+    with_kernel = {name for name in defined if has_kernel(name)} | (inside - awaiting)
+    return Names(frozenset(defined | inside), frozenset(with_kernel), frozenset(awaiting))
 
 
 def testable(kernels: frozenset[str]) -> list[str]:

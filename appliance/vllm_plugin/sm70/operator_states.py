@@ -10,20 +10,21 @@ from typing import TYPE_CHECKING
 
 from appliance.acceleration import report
 from appliance.acceleration.report import RouteState
-from appliance.acceleration.routes import ROUTES
+from appliance.acceleration.routes import OWNER, ROUTES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from appliance.vllm_plugin.sm70.routes import Facts
 
-OWNER: dict[str, str] = {}
-for _name, _route in ROUTES.items():
-    for _operator in _route.operators:
-        OWNER.setdefault(_operator, _name)
-
-OF_AN_OPERATOR = ("operator_missing:", "selftest_failed:")
+OF_AN_OPERATOR = ("operator_missing:", "kernel_awaits_gpu:", "selftest_failed:")
 """How reasons begin that are one operator's: the others of the route may serve."""
+
+PAGES = ("kv_cache_write", "attention_decode")
+"""Operators whose kernels share an order of pages that is not the references': both serve, or neither."""
+
+GROUPED = {"auto": "fp16_grouped_fp32", "fp8_e4m3": "e4m3_grouped_fp32"}
+"""The route whose switch turns decode attention's kernel off, by the format of the KV cache."""
 
 
 def unusable(facts: Facts) -> dict[str, str]:
@@ -31,15 +32,20 @@ def unusable(facts: Facts) -> dict[str, str]:
     found = {}
     for name in OWNER:
         test = facts.selftests.get(name)
-        if name not in facts.kernels:
+        if name in facts.awaiting:
+            found[name] = report.kernel_awaits_gpu(name)
+        elif name not in facts.kernels:
             found[name] = report.operator_missing(name)
         elif test is not None and not test.passed:
             found[name] = test.reason
     return found
 
 
-def off(states: Mapping[str, RouteState], every: Iterable[Mapping[str, str]]) -> dict[str, str]:
+def off(
+    states: Mapping[str, RouteState], every: Iterable[Mapping[str, str]], kv_format: str = "auto"
+) -> dict[str, str]:
     """Return the reason of every operator whose kernel is not to run, given what is unusable on each rank."""
+    every = tuple(every)
     found = {}
     for name, route in OWNER.items():
         state = states[route]
@@ -47,7 +53,18 @@ def off(states: Mapping[str, RouteState], every: Iterable[Mapping[str, str]]) ->
         own = state.reason if state.state != "enabled" and not of_an_operator(state.reason) else None
         if own or theirs:
             found[name] = own or theirs or ""
+    grouped = GROUPED.get(kv_format)
+    if grouped and (why := switched_off(states[grouped], grouped)):
+        found.setdefault("attention_decode", why)
+    if reasons := [found[name] for name in PAGES if name in found]:
+        found = dict.fromkeys(PAGES, reasons[0]) | found
     return found
+
+
+def switched_off(state: RouteState, name: str) -> str:
+    """Return the reason of a route that its switch turns off; empty where none does."""
+    switches = (report.USER_OVERRIDE, report.unequal(ROUTES[name].switch, actual=False, expected=True))
+    return state.reason or "" if state.reason in switches else ""
 
 
 def with_owners(states: Mapping[str, RouteState]) -> dict[str, RouteState]:

@@ -57,6 +57,21 @@ def use_references(names: Iterable[str], *, expand: bool) -> None:
     choice.allow_expansion(expand)
 
 
+def launch_decode_attention(dual_from: int | None, *, split: bool) -> None:
+    """Say from how many sequences on two thread blocks share an SM (None: never), and whether contexts are split."""
+    from sm70_kernels.attention import operator as attention
+
+    attention.serve_dual_from(dual_from)
+    attention.split_contexts(split)
+
+
+def packs_pages() -> bool:
+    """Say whether the KV cache's pages lie in our kernels' order on CUDA: its writer and decode attention serve."""
+    from sm70_kernels import dispatch
+
+    return has_kernel("kv_cache_write") and dispatch.kernel_serves("kv_cache_write")
+
+
 def count(name: str, provider: str, rows: int) -> None:
     """Count a call of an operator's work that somebody else's kernel does."""
     from sm70_kernels import dispatch

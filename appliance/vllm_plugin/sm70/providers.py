@@ -9,8 +9,8 @@ import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from appliance.acceleration.routes import OWNER, ROUTES
 from appliance.vllm_plugin.sm70 import operators, rank_report, routes
-from appliance.vllm_plugin.sm70.operator_states import OWNER
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -47,7 +47,7 @@ def choose(operator: str, *, kernel: bool, off: str, cuda: bool, triton: Callabl
         return Choice(operator, "reference", "no CUDA device: the reference is the CPU's path")
     if kernel and not off:
         return Choice(operator, "kernel", "")
-    why = off if kernel else "no kernel of ours in this build"
+    why = off if kernel or off.startswith("kernel_awaits_gpu:") else "no kernel of ours in this build"
     if triton is None:
         return Choice(operator, "reference", f"{why}; upstream has no kernel that is usable on SM70")
     failed = triton()
@@ -63,6 +63,9 @@ def keep(choice: Choice, route: str) -> Choice:
         because = f": {choice.reason}" if choice.reason else ""
         logger.info("%s is served by %s%s", choice.operator, choice.provider, because)
         rank_report.note(route, **{choice.operator: {"provider": choice.provider, "reason": choice.reason}})
+        made = [_CHOICES[name].provider for name in ROUTES[route].operators if name in _CHOICES]
+        if len(made) == len(ROUTES[route].operators) and "triton" in made and "reference" not in made:
+            rank_report.note(route, served_by="triton")
     return choice
 
 

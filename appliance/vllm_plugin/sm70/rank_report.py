@@ -51,7 +51,7 @@ def record(
     for name, state in states.items():
         details = state.details | _NOTES.get(name, {})
         if state.state != "not_applicable":
-            details["counters"] = counters.of_route(name)
+            details["counters"] = counters.of_route(name, serves=state.state == "enabled")
         routes[name] = replace(_route(state), details=details)
     counts, resident = counters.snapshot(), dict(_RESIDENT)
     return RankReport(os.getpid(), rundir.clock(), routes, dict(kernels), counts, refused, resident)

@@ -62,10 +62,11 @@ def settle(config: Any, rank: int, group: tactics.Group) -> Settled:  # noqa: AN
     every = [each for each, _ in told]
     states = agreed(every, group.rank_in_group)
     # A CPU has no kernels: its operators are their references in any case.
-    off = operator_states.off(states, [each for _, each in told]) if facts.capability else {}
+    off = operator_states.off(states, [each for _, each in told], view.kv_format) if facts.capability else {}
     routes.adopt(states, off)
     providers.forget()
     operators.use_references(off, expand="dense_expand" not in off)
+    _launch_decode_attention(states, facts.environment)
     _into_compile_key(config, off)
     if rank == 0:
         _log(states, expected, view, facts)
@@ -94,15 +95,16 @@ def of_this_process(plan: PlanRecord, cache: CacheStart | None) -> Facts:
     import torch
     from vllm.platforms import current_platform
 
-    operators, kernels = kernel_build.operators()
+    names = kernel_build.operators()
     cuda = bool(current_platform.is_cuda())
     capability = torch.cuda.get_device_capability() if cuda else None
-    kernels = kernels if cuda else frozenset()
+    kernels = names.kernels if cuda else frozenset()
     return Facts(
         active=True,
         capability=capability,
         kernels=kernels,
-        operators=operators,
+        awaiting=names.awaiting if cuda else frozenset(),
+        operators=names.defined,
         selftests=selftest.run(kernel_build.testable(kernels)) if kernels else {},
         environment=dict(os.environ),
         cache=cache,
@@ -118,6 +120,14 @@ def agreed(every: Sequence[Mapping[str, RouteState]], rank: int) -> dict[str, Ro
         if state.state == "enabled" and off is not None:
             found[name] = off
     return found
+
+
+def _launch_decode_attention(states: Mapping[str, RouteState], environment: Mapping[str, str]) -> None:
+    """Let decode attention's kernel be launched as its routes say; both change what a captured graph holds."""
+    dual = states["dual_attention_b16"].state == "enabled"
+    border = admission.min_batch(environment) or admission.MIN_BATCH_DEFAULT
+    switched = operator_states.switched_off(states["long_context"], "long_context")
+    operators.launch_decode_attention(border if dual else None, split=not switched)
 
 
 def _into_compile_key(config: Any, off: Mapping[str, str]) -> None:  # noqa: ANN401 - vLLM's VllmConfig

@@ -64,6 +64,8 @@ class Facts:
     """Of the card; None on a CPU."""
     kernels: frozenset[str] = frozenset()
     """Operators with a kernel of ours on this device, and the registry's kernels."""
+    awaiting: frozenset[str] = frozenset()
+    """Names whose kernel is built and no GPU has proven yet: it serves nobody."""
     operators: frozenset[str] = frozenset()
     """Every defined `torch.ops.sm70.*`, with a kernel or as plain torch."""
     selftests: Mapping[str, SelfTest] = field(default_factory=dict)
@@ -83,8 +85,9 @@ def decide(facts: Facts, config: View) -> dict[str, RouteState]:
     """Return the state of every route.
 
     In this order a route is off: our platform is not in force, or the model has no such layers (`not_applicable`); a
-    person switched it off (`user_override`); the configuration does not admit it; an operator has no kernel here
-    (`operator_missing:OP`); an operator failed its self-test (`selftest_failed:OP`).
+    person switched it off (`user_override`); the configuration does not admit it; an operator's kernel was proven on
+    no GPU yet (`kernel_awaits_gpu:OP`); an operator has no kernel here (`operator_missing:OP`); an operator failed its
+    self-test (`selftest_failed:OP`).
 
     `details` has `capability` (kernel, reference or absent: what this build and card have for it), `served_by` (kernel,
     reference, upstream or the route that serves instead), `self_test` by operator, and `not_built` where the reason is
@@ -159,6 +162,9 @@ def _unable(route: Route, facts: Facts, details: dict[str, Any]) -> str | None:
         seen = ".".join(map(str, card))
         return report.contract_mismatch("capability", seen, "7.0")
     for name in route.operators:
+        if name in facts.awaiting:
+            details[report.NOT_BUILT] = True
+            return report.kernel_awaits_gpu(name)
         if name not in facts.kernels:
             # Defined without a kernel, or not defined at all: no card has it with this build.
             if name in NOT_BUILT or name in facts.operators:
@@ -179,7 +185,7 @@ def _server(route: Route, facts: Facts, reason: str | None) -> str:
     """Return who computes a route's layers. On a CPU our operators are plain torch, and serve unless switched off."""
     if reason is None:
         return KERNEL
-    switched = reason in (report.USER_OVERRIDE, report.unequal(route.switch, actual=False, expected=True))
+    switched = bool(operator_states.switched_off(RouteState("disabled", reason), route.name))
     defined = bool(route.operators) and all(name in facts.operators for name in route.operators)
     if facts.capability is None and defined and not switched:
         return REFERENCE

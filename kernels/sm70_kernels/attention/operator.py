@@ -17,9 +17,9 @@ from __future__ import annotations
 
 import torch
 
+from sm70_kernels import dispatch
 from sm70_kernels.attention import reference, table
 from sm70_kernels.attention.kv_format import FP8, KV_DTYPES
-from sm70_kernels.dispatch import kernel_serves
 from sm70_kernels.launch import launch
 from sm70_kernels.launch.layout import sixteen_bytes, stride
 from sm70_kernels.torch_library import FLOATS, laid_out, nothing, refused, register
@@ -50,7 +50,7 @@ def _type(x: torch.Tensor) -> str:
 
 def is_packed(kv_cache: torch.Tensor) -> bool:
     """Say whether the pages of a cache lie in the order of the kernels, because that of `kv_cache_write` fills them."""
-    return kv_cache.is_cuda and kernel_serves("kv_cache_write")
+    return kv_cache.is_cuda and dispatch.kernel_serves("kv_cache_write")
 
 
 def _check_gpu(name: str, rows: tuple[torch.Tensor, ...], kv_cache: torch.Tensor) -> None:
@@ -191,14 +191,16 @@ def _attention_decode_on_gpu(
 ) -> None:
     where = (query, kv_cache, block_table, seq_lens, query_start_loc, out)
     if kv_cache.is_cuda and not is_packed(kv_cache):
+        dispatch.count("attention_decode", dispatch.REFERENCE, query.shape[0])
         _attention_decode(*where, scale, kv_dtype, k_scale, v_scale)
         return
+    dispatch.count("attention_decode", dispatch.KERNEL, query.shape[0])
     _check_attention("attention_decode", *where, kv_dtype, (k_scale, v_scale))
     if query.shape[0] and seq_lens.shape[0]:
         sequences = seq_lens.shape[0]
         kv_heads, head = kv_cache.shape[3:]
         tiles = table.row_tiles(query.shape[0], sequences, query.shape[1] // kv_heads)
-        decode(*where, scale, kv_dtype, k_scale, v_scale, table.variant(sequences, tiles, head, _DUAL_FROM.sequences))
+        decode(*where, scale, kv_dtype, k_scale, v_scale, table.variant(sequences, tiles, head, _WAY.dual_from))
 
 
 def decode(
@@ -224,10 +226,13 @@ def decode(
         raise refused(name, "a block_table packed in its rows", laid_out(block_table))
     if not (seq_lens.is_contiguous() and query_start_loc.is_contiguous()):
         raise refused(name, "packed seq_lens and query_start_loc", laid_out(seq_lens))
-    most, least = table.partitions(sequences, kv_heads)
+    most, least = table.partitions(sequences, kv_heads, _WAY.split)
     partials: torch.Tensor | int = 0
     states: torch.Tensor | int = 0
+    if variant == table.DUAL:
+        dispatch.count("attention_decode_dual", dispatch.KERNEL, tokens)
     if most > 1:
+        dispatch.count("attention_reduce", dispatch.KERNEL, tokens)
         partials = torch.empty((most, tokens, heads, head), dtype=torch.float32, device=query.device)
         states = torch.empty((most, tokens, heads, 2), dtype=torch.float32, device=query.device)
     pieces = (stride(kv_cache, 0) * size // 16, page_size * head * size // 16, stride(kv_cache, 1) * size // 16)
@@ -245,23 +250,33 @@ def decode(
         launch(table.reduction(head), (tokens, heads, 1), (out, partials, states, seq_lens, query_start_loc, *sizes))
 
 
-class _DualFrom:
-    """From how many sequences on the variant with two resident thread blocks serves."""
+class _Way:
+    """How decode attention is launched in this process."""
 
-    sequences = table.DUAL_FROM
+    def __init__(self) -> None:
+        self.dual_from: int | None = table.DUAL_FROM
+        self.split = True
 
 
-_DUAL_FROM = _DualFrom()
+_WAY = _Way()
 
 
-def serve_dual_from(sequences: int) -> None:
-    """Let the variant with two resident thread blocks serve from so many sequences on; no result changes by a bit.
+def serve_dual_from(sequences: int | None) -> None:
+    """Let the variant with two resident thread blocks serve from so many sequences on, or never.
 
-    Graphs that are captured already keep what they have. Raises ValueError below 1.
+    No result changes by a bit. Graphs that are captured already keep what they have. Raises ValueError below 1.
     """
-    if sequences < 1:
+    if sequences is not None and sequences < 1:
         raise ValueError(f"the dual variant from {sequences} sequences on: at least 1 is wanted")
-    _DUAL_FROM.sequences = sequences
+    _WAY.dual_from = sequences
+
+
+def split_contexts(split: bool) -> None:
+    """Say whether a context is cut into partitions, each with a thread block of its own, or goes through one.
+
+    Graphs that are captured already keep what they have.
+    """
+    _WAY.split = split
 
 
 def _attention_prefill(
@@ -291,7 +306,6 @@ register(
     cpu=_kv_cache_write,
     fake=nothing,
     mutates=("kv_cache",),
-    awaits_gpu=True,
 )
 for _name, _on_gpu, _attention in (
     ("attention_decode", _attention_decode_on_gpu, _attention_decode),
@@ -304,5 +318,5 @@ for _name, _on_gpu, _attention in (
         cpu=_attention,
         fake=nothing,
         mutates=("out",),
-        awaits_gpu=_on_gpu is not None,
+        counts_itself=True,
     )

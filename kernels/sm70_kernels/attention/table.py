@@ -20,7 +20,6 @@ WRITE = Kernel(
     entry="kv_cache_write",
     params="PPPPPPiiqqqqqq",
     constants=("THREADS", "FORMAT", "D"),
-    awaits_gpu=True,
 )
 DECODE = Kernel(
     "attention_decode",
@@ -28,7 +27,6 @@ DECODE = Kernel(
     entry="attention_decode",
     params="PPPPPPPPPPfiiiiiIIIqqqq",
     constants=("THREADS", "FORMAT", "D", "MT", "RESIDENT", "SHARED"),
-    awaits_gpu=True,
 )
 REDUCE = Kernel(
     "attention_reduce",
@@ -36,7 +34,6 @@ REDUCE = Kernel(
     entry="attention_reduce",
     params="PPPPPiiiiqq",
     constants=("THREADS", "D", "MOST"),
-    awaits_gpu=True,
 )
 
 FORMATS = {"auto": 0, "fp8_e4m3": 1, "fp8_e5m2": 2}
@@ -100,9 +97,9 @@ _ALONE = Partitions(1, 1)
 MOST_PARTITIONS = 80
 
 
-def partitions(sequences: int, kv_heads: int) -> Partitions:
-    """Return how the contexts of a batch are cut; alike for both variants and any number of rows."""
-    blocks = sequences * kv_heads
+def partitions(sequences: int, kv_heads: int, split: bool = True) -> Partitions:
+    """Return how the contexts of a batch are cut, in one piece each unless `split`; alike for any rows and variant."""
+    blocks = sequences * kv_heads if split else _PARTITIONS[-1][0] + 1
     return next((found for most, found in _PARTITIONS if blocks <= most), _ALONE)
 
 
@@ -111,9 +108,10 @@ def row_tiles(tokens: int, sequences: int, group: int) -> int:
     return min(MOST_ROW_TILES, -(-(-(-tokens // sequences) * group) // ROWS))
 
 
-def variant(sequences: int, row_tiles: int, head: int, dual_from: int = DUAL_FROM) -> Variant:
-    """Return which variant serves a batch."""
-    return DUAL if row_tiles == 1 and head == qwen38.HEAD and sequences >= dual_from else SINGLE
+def variant(sequences: int, row_tiles: int, head: int, dual_from: int | None = DUAL_FROM) -> Variant:
+    """Return which variant serves a batch; None as `dual_from` says that DUAL never does."""
+    wide = dual_from is not None and sequences >= dual_from
+    return DUAL if row_tiles == 1 and head == qwen38.HEAD and wide else SINGLE
 
 
 @cache

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from sm70_kernels.registry import Kernel, Specialisation
 
-EMPTY_KERNEL = Kernel(
-    "card_empty", source="card/empty.cu", entry="card_empty", params="Pi", constants=("THREADS",), awaits_gpu=True
-)
+EMPTY_KERNEL = Kernel("card_empty", source="card/empty.cu", entry="card_empty", params="Pi", constants=("THREADS",))
 READ_KERNEL = Kernel(
-    "card_read", source="card/read.cu", entry="card_read", params="PPi", constants=("THREADS", "LOADS"), awaits_gpu=True
+    "card_read", source="card/read.cu", entry="card_read", params="PPi", constants=("THREADS", "LOADS")
 )
 LATENCY_KERNEL = Kernel(
     "card_latency",
@@ -16,7 +14,6 @@ LATENCY_KERNEL = Kernel(
     entry="card_latency",
     params="PPPiII",
     constants=("THREADS", "SPACE"),
-    awaits_gpu=True,
 )
 RATE_KERNEL = Kernel(
     "card_rate",
@@ -24,7 +21,6 @@ RATE_KERNEL = Kernel(
     entry="card_rate",
     params="PPPi",
     constants=("THREADS", "SPACE"),
-    awaits_gpu=True,
 )
 TENSOR_KERNEL = Kernel(
     "card_tensor",
@@ -32,7 +28,6 @@ TENSOR_KERNEL = Kernel(
     entry="card_tensor",
     params="PPPi",
     constants=("THREADS", "CHAINS"),
-    awaits_gpu=True,
 )
 BARRIER_KERNEL = Kernel(
     "card_barrier",
@@ -40,7 +35,6 @@ BARRIER_KERNEL = Kernel(
     entry="card_barrier",
     params="PPi",
     constants=("THREADS",),
-    awaits_gpu=True,
 )
 FETCH_KERNEL = Kernel(
     "card_fetch",
@@ -48,7 +42,6 @@ FETCH_KERNEL = Kernel(
     entry="card_fetch",
     params="PPffIi",
     constants=("THREADS", "PAIRS"),
-    awaits_gpu=True,
 )
 
 EMPTY = Specialisation(EMPTY_KERNEL, {"THREADS": 32})

@@ -31,6 +31,7 @@ import threading
 
 import torch
 
+from sm70_kernels import dispatch
 from sm70_kernels.errors import KernelError
 from sm70_kernels.gdn import checks, reference, table
 from sm70_kernels.launch import launch
@@ -88,7 +89,9 @@ def _decode_on_gpu(
     name, layer = "gdn_decode", checks.Layer(mixed_qkv, b, a, conv_state, conv_weight, ssm_state, A_log, dt_bias)
     checks.check(name, layer, out, key_heads)
     checks.integers(name, "state_indices", state_indices, (mixed_qkv.shape[0],))
-    if checks.misfit(layer) or checks.result_misfit(out) or not state_indices.is_contiguous():
+    plain = checks.misfit(layer) or checks.result_misfit(out) or not state_indices.is_contiguous()
+    dispatch.count(name, dispatch.REFERENCE if plain else dispatch.KERNEL, mixed_qkv.shape[0])
+    if plain:
         if mixed_qkv.shape[0]:
             reference.gdn_decode(*layer, state_indices, out, key_heads)
         return
@@ -246,8 +249,10 @@ def _verify_log_on_gpu(
     _check_log(layer, log, *counted, out, key_heads)
     heads, sequences, rows = ssm_state.shape[1], state_indices.shape[0], log.shape[1]
     spec = table.verify(rows, sequences * heads)
-    plain = checks.misfit(layer) or checks.log_misfit(log) or checks.result_misfit(out)
-    if plain or spec is None or not all(each.is_contiguous() for each in counted):
+    plain = bool(checks.misfit(layer) or checks.log_misfit(log) or checks.result_misfit(out))
+    plain = plain or spec is None or not all(each.is_contiguous() for each in counted)
+    dispatch.count("gdn_verify_log", dispatch.REFERENCE if plain else dispatch.KERNEL, mixed_qkv.shape[0])
+    if plain or spec is None:
         if mixed_qkv.shape[0] and sequences:
             reference.gdn_verify_log(*layer, log, *counted, out, key_heads)
         return
@@ -275,7 +280,7 @@ register(
     cpu=_gdn_decode,
     fake=nothing,
     mutates=_CHANGED,
-    awaits_gpu=True,
+    counts_itself=True,
 )
 register(
     f"gdn_prefill({_LAYER}, Tensor query_start_loc, Tensor state_indices, Tensor has_initial_state, "
@@ -299,5 +304,5 @@ register(
     cpu=_gdn_verify_log,
     fake=nothing,
     mutates=("conv_state", "ssm_state", "log", "out"),
-    awaits_gpu=True,
+    counts_itself=True,
 )

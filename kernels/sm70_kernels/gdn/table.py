@@ -14,7 +14,6 @@ DECODE = Kernel(
     entry="gdn_decode",
     params="PPPPPPPPPPPiiiiqqqqqq",
     constants=("THREADS", "COLUMNS"),
-    awaits_gpu=True,
 )
 
 VERIFY = Kernel(
@@ -23,7 +22,6 @@ VERIFY = Kernel(
     entry="gdn_verify",
     params="PPPPPPPPPPPPPPPiiiiiiqqqqqqq",
     constants=("THREADS", "COLUMNS", "ROWS"),
-    awaits_gpu=True,
 )
 
 HEAD = qwen38.GDN_HEAD

@@ -134,6 +134,9 @@ def test_a_route_tells_its_operators_by_who_served() -> None:
         "gdn_decode.triton.rows": 18,
         "gdn_verify.kernel": 2,
         "gdn_verify.kernel.rows": 16,
+        "attention_decode.kernel": 90,
+        "attention_reduce.kernel": 80,
+        "attention_decode_dual.kernel": 10,
         "compile_graph.replays.full_32": 7,
     }
     counts = Counters(lambda: served)
@@ -142,7 +145,19 @@ def test_a_route_tells_its_operators_by_who_served() -> None:
     assert counts.of_route("fp8_dense") == {"dispatched": 40, **dense}
     assert counts.of_route("fp8_prefill") == {"dispatched": 3, **dense}
     gdn = {name: count for name, count in served.items() if name.startswith("gdn")}
-    assert counts.of_route("gdn_decode") == {"dispatched": 2, **gdn}
+    assert counts.of_route("gdn_decode") == {"dispatched": 0, **{name: gdn[name] for name in list(gdn)[:2]}}
+    verified = {name: gdn[name] for name in list(gdn)[2:]}
+    assert counts.of_route("dflash2_verifier") == {"dispatched": 2, **verified}
+    attended = {name: count for name, count in served.items() if name.startswith("attention")}
+    assert counts.of_route("fp16_grouped_fp32") == {"dispatched": 90, "attention_decode.kernel": 90}
+    # The same kernel serves; a route that is off does not claim it.
+    assert counts.of_route("e4m3_grouped_fp32", serves=False) == {"dispatched": 0, "attention_decode.kernel": 90}
+    assert counts.of_route("attention_backend", serves=False)["dispatched"] == 90
+    assert counts.of_route("long_context") == {
+        "dispatched": 80,
+        **{name: attended[name] for name in list(attended)[:2]},
+    }
+    assert counts.of_route("dual_attention_b16")["dispatched"] == 10
     assert counts.of_route("compile_graph") == {"dispatched": 0, "full_graph": 7, "replays.full_32": 7}
     assert counts.of_route("silu_mul") == {"dispatched": 0}
     assert set(counts.snapshot()) == {*served, "compile_graph.full_graph"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from appliance.acceleration.report import RouteState
-from appliance.acceleration.routes import ROUTES
+from appliance.acceleration.routes import OWNER, ROUTES
 from appliance.vllm_plugin.sm70 import operator_states, routes
 from appliance.vllm_plugin.sm70.routes import Facts
 from appliance.vllm_plugin.sm70.selftest import SelfTest
@@ -20,10 +20,10 @@ def switched(**switches: bool) -> dict[str, RouteState]:
 
 
 def test_an_operator_is_its_first_routes() -> None:
-    assert operator_states.OWNER["attention_decode"] == "attention_backend"
-    assert operator_states.OWNER["dense_w8a16"] == "fp8_dense"
-    assert operator_states.OWNER["dense_expand"] == "fp8_prefill"
-    assert operator_states.OWNER["gdn_verify"] == "gdn_decode"
+    assert OWNER["attention_decode"] == "attention_backend"
+    assert OWNER["dense_w8a16"] == "fp8_dense"
+    assert OWNER["dense_expand"] == "fp8_prefill"
+    assert OWNER["gdn_verify"] == "dflash2_verifier"
 
 
 def test_a_missing_or_failed_kernel_is_off_and_its_neighbours_serve() -> None:
@@ -34,7 +34,7 @@ def test_a_missing_or_failed_kernel_is_off_and_its_neighbours_serve() -> None:
     off = operator_states.off(states, [operator_states.unusable(facts)])
     assert off["attention_prefill"] == "operator_missing:attention_prefill"
     assert off["gdn_decode"] == "selftest_failed:gdn_decode"
-    assert not {"attention_decode", "kv_cache_write", "gdn_verify"} & off.keys()
+    assert not {"attention_decode", "kv_cache_write"} & off.keys()
     # The decode kernel is there, so its rows of a mixed batch go through it.
     assert states["mixed_batch_resident_decode"].state == "enabled"
 
@@ -74,3 +74,30 @@ def test_a_switch_of_another_route_leaves_the_owners_operators_on() -> None:
     assert not {"attention_decode", "dense_w8a16"} & off.keys()
     assert off["dense_expand"] == "user_override"
     assert states["fp8_dense"].state == "enabled"
+
+
+def test_pages_have_our_order_only_where_the_writer_and_the_reader_serve() -> None:
+    for name in operator_states.PAGES:
+        off = operator_states.off(ON, [{}, {name: f"selftest_failed:{name}"}])
+        assert off == dict.fromkeys(operator_states.PAGES, f"selftest_failed:{name}")
+
+
+def test_the_switch_of_a_format_turns_decode_attentions_kernel_off_for_that_format_alone() -> None:
+    states = switched(fp16_grouped_fp32=False)
+    assert operator_states.off(states, [{}]) == dict.fromkeys(operator_states.PAGES, "user_override") | {
+        name: states[owner].reason for name, owner in OWNER.items() if states[owner].state != "enabled"
+    }
+    assert "attention_decode" not in operator_states.off(states, [{}], "fp8_e4m3")
+    assert "attention_decode" not in operator_states.off(states, [{}], "fp8_e5m2")
+    # A format that the route does not admit is nobody's switch.
+    assert "attention_decode" not in operator_states.off(switched(), [{}], "fp8_e4m3")
+
+
+def test_a_kernel_that_no_gpu_has_proven_is_told_as_such() -> None:
+    facts = replace(V100, kernels=EVERY - {"gdn_prefill"}, awaiting=frozenset({"gdn_prefill"}))
+    state = routes.decide(facts, C32)["gdn_prefill"]
+    assert (state.reason, state.details["not_built"]) == ("kernel_awaits_gpu:gdn_prefill", True)
+    assert state.details["served_by"] == "reference"
+    assert operator_states.off(ON, [operator_states.unusable(facts)]) == {
+        "gdn_prefill": "kernel_awaits_gpu:gdn_prefill"
+    }

@@ -34,6 +34,7 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         (True, "user_override", True, None, "reference", "user_override; upstream has no kernel"),
         (True, "selftest_failed:gdn_decode", True, "", "triton", "selftest_failed:gdn_decode"),
         (False, "", True, "", "triton", "no kernel of ours in this build"),
+        (False, "kernel_awaits_gpu:gdn_decode", True, "", "triton", "kernel_awaits_gpu:gdn_decode"),
         (False, "", True, "off by 1", "reference", "no kernel of ours in this build; upstream's Triton kernel: off by"),
     ],
 )
@@ -58,7 +59,18 @@ def test_a_choice_is_made_once_and_reported_under_its_route() -> None:
     told = rank_report._NOTES["attention_backend"]["attention_prefill"]
     assert told == {"provider": "reference", "reason": "no CUDA device: the reference is the CPU's path"}
     assert providers.bind("gdn_verify") == Choice("gdn_verify", "reference", told["reason"])
-    assert "gdn_verify" in rank_report._NOTES["gdn_decode"]
+    assert "gdn_verify" in rank_report._NOTES["dflash2_verifier"]
+
+
+def test_a_route_that_upstreams_kernel_serves_says_so() -> None:
+    providers.keep(Choice("gdn_decode", "triton", "kernel_awaits_gpu:gdn_decode"), "gdn_decode")
+    assert rank_report._NOTES["gdn_decode"]["served_by"] == "triton"
+    providers.keep(Choice("kv_cache_write", "kernel", ""), "attention_backend")
+    providers.keep(Choice("attention_decode", "triton", ""), "attention_backend")
+    assert "served_by" not in rank_report._NOTES["attention_backend"]
+    # One operator in plain torch: the route's details name the others.
+    providers.keep(Choice("attention_prefill", "reference", "x"), "attention_backend")
+    assert "served_by" not in rank_report._NOTES["attention_backend"]
 
 
 def results(*values: torch.Tensor) -> Callable[[], tuple[torch.Tensor, ...]]:

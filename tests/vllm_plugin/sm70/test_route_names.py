@@ -13,8 +13,9 @@ NAMED = {name for route in ROUTES.values() for name in route.operators}
 
 
 def test_every_operator_of_a_route_exists_or_is_declared_as_not_built() -> None:
-    defined, kernels = kernel_build.operators()
-    assert kernels <= defined
+    defined, kernels, awaiting = kernel_build.operators()
+    assert kernels | awaiting <= defined
+    assert not kernels & awaiting
     assert defined == NAMED - NOT_BUILT
     assert not NOT_BUILT & defined
     assert NOT_BUILT <= NAMED
@@ -23,8 +24,7 @@ def test_every_operator_of_a_route_exists_or_is_declared_as_not_built() -> None:
 def test_every_kernel_that_a_route_names_has_a_self_test() -> None:
     from sm70_kernels.proof.subject import subjects
 
-    _, kernels = kernel_build.operators()
-    assert set(kernel_build.testable(kernels)) <= subjects().keys()
+    assert set(kernel_build.testable(kernel_build.operators().kernels)) <= subjects().keys()
 
 
 def test_every_admission_is_some_routes_and_the_other_way_round() -> None:
