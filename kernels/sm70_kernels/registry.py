@@ -146,6 +146,12 @@ def _decided_by(spec: Specialisation, csrc: Path) -> list[object]:
     ]
 
 
+def serving_hash(csrc: Path = CSRC) -> str:
+    """Return the hash of what `proof_key` covers of every kernel that does not await a GPU."""
+    keys = sorted(f"{spec.name} {proof_key(spec, csrc)}" for spec in registered() if not spec.kernel.awaits_gpu)
+    return hashlib.sha256("\n".join(keys).encode()).hexdigest()
+
+
 def source_hash(csrc: Path = CSRC) -> str:
     """Return the hash of all device code and of the registered table: what a build and a tuning record are tied to."""
     files = sorted(path for path in csrc.rglob("*") if path.suffix in (".cu", ".cuh"))

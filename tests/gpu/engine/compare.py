@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 
+from tests.gpu.engine import provenance
+
 TOP_1 = 0.99
 MEAN_KL = 1e-3
 
@@ -109,9 +111,6 @@ def record(folder: Path, file: Path) -> int:
     """Write the record, print a line for each run, and return 0 where all passed."""
     import vllm
 
-    from appliance.vllm_plugin.register import source_hash
-    from sm70_kernels import registry
-
     found = {name: judged(folder, name) for name in OURS}
     full = file.with_name("full.json")
     written = {
@@ -119,8 +118,7 @@ def record(folder: Path, file: Path) -> int:
         "vllm": vllm.__version__,
         "torch": torch.__version__,
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        "plugin": source_hash(),
-        "kernels": registry.source_hash(),
+        **provenance.hashes(),
         "limits": {"top_1": TOP_1, "mean_kl": MEAN_KL},
         "runs": found,
         "full_size": json.loads(full.read_text()) if full.exists() else None,

@@ -14,6 +14,7 @@ from pathlib import Path
 
 os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
 
+from tests.gpu.engine import provenance
 from tests.gpu.engine.make_model import BLOCK, config
 
 PROMPT, TOKENS, TOGETHER = 2048, 256, 32
@@ -52,7 +53,7 @@ def main() -> int:
     loaded = time.monotonic() - began
     print(f"loaded and captured in {loaded:.0f} s", flush=True)
     wanted = SamplingParams(temperature=0, max_tokens=TOKENS, ignore_eos=True, detokenize=False)
-    record: dict[str, object] = {"layers": 64, "loaded_s": round(loaded, 1)}
+    record: dict[str, object] = {**provenance.hashes(), "layers": 64, "loaded_s": round(loaded, 1)}
     good = True
     for count in (1, TOGETHER):
         prompts = [{"prompt_token_ids": [(i * 7 + k) % 200000 for i in range(PROMPT)]} for k in range(count)]

