@@ -72,7 +72,8 @@ def main() -> None:
         for prompt in prompts:
             answer = list(ask([prompt], **length)[0].outputs[0].token_ids)
             sequences.append(prompt + answer)
-            kept.append(recorder.take())
+            # A chunk of the prompt before the last gives a row as well, which nobody samples from.
+            kept.append(recorder.take()[-len(answer) :])
         recorder.on = False
         said["repeats"] = [list(ask([prompts[0]], **length)[0].outputs[0].token_ids) for _ in range(3)]
         together = ask(prompts, **length)
