@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 PACKAGE = Path(sm70_kernels.__file__).parent
 FILES = {"__init__", "table", "operator", "pack", "reference", "cases", "subject", "predict", "tune", "choice"}
-FILES |= {"alternatives", "budget", "kv_format", "recurrence", "checks", "log"}  # shared inside a family
+FILES |= {"alternatives", "budget", "kv_format", "recurrence", "checks", "log", "prefill"}  # shared inside a family
 FILES |= {"questions", "solve", "findings", "measure", "__main__"}  # of the card
 
 WITHOUT_TORCH = """

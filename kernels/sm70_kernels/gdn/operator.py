@@ -33,7 +33,7 @@ import torch
 
 from sm70_kernels import dispatch
 from sm70_kernels.errors import KernelError
-from sm70_kernels.gdn import checks, reference, table
+from sm70_kernels.gdn import checks, prefill, reference, table
 from sm70_kernels.launch import launch
 from sm70_kernels.launch.layout import stride
 from sm70_kernels.launch.turns import in_turn
@@ -127,6 +127,21 @@ def _gdn_decode(
         reference.gdn_decode(*layer, state_indices, out, key_heads)
 
 
+def _check_prefill(
+    layer: checks.Layer,
+    query_start_loc: torch.Tensor,
+    state_indices: torch.Tensor,
+    has_initial_state: torch.Tensor,
+    out: torch.Tensor,
+    key_heads: int,
+) -> None:
+    name, sequences = "gdn_prefill", state_indices.shape[0]
+    checks.check(name, layer, out, key_heads)
+    checks.integers(name, "state_indices", state_indices, (sequences,))
+    checks.integers(name, "query_start_loc", query_start_loc, (sequences + 1,))
+    checks.integers(name, "has_initial_state", has_initial_state, (sequences,), torch.bool)
+
+
 def _gdn_prefill(
     mixed_qkv: torch.Tensor,
     b: torch.Tensor,
@@ -142,13 +157,36 @@ def _gdn_prefill(
     out: torch.Tensor,
     key_heads: int,
 ) -> None:
-    name, layer = "gdn_prefill", checks.Layer(mixed_qkv, b, a, conv_state, conv_weight, ssm_state, A_log, dt_bias)
-    checks.check(name, layer, out, key_heads)
-    sequences = state_indices.shape[0]
-    checks.integers(name, "state_indices", state_indices, (sequences,))
-    checks.integers(name, "query_start_loc", query_start_loc, (sequences + 1,))
-    checks.integers(name, "has_initial_state", has_initial_state, (sequences,), torch.bool)
-    reference.gdn_prefill(*layer, query_start_loc, state_indices, has_initial_state, out, key_heads)
+    layer = checks.Layer(mixed_qkv, b, a, conv_state, conv_weight, ssm_state, A_log, dt_bias)
+    where = (query_start_loc, state_indices, has_initial_state)
+    _check_prefill(layer, *where, out, key_heads)
+    reference.gdn_prefill(*layer, *where, out, key_heads)
+
+
+def _prefill_on_gpu(
+    mixed_qkv: torch.Tensor,
+    b: torch.Tensor,
+    a: torch.Tensor,
+    conv_state: torch.Tensor,
+    conv_weight: torch.Tensor,
+    ssm_state: torch.Tensor,
+    A_log: torch.Tensor,  # noqa: N803 - the checkpoint's name
+    dt_bias: torch.Tensor,
+    query_start_loc: torch.Tensor,
+    state_indices: torch.Tensor,
+    has_initial_state: torch.Tensor,
+    out: torch.Tensor,
+    key_heads: int,
+) -> None:
+    layer = checks.Layer(mixed_qkv, b, a, conv_state, conv_weight, ssm_state, A_log, dt_bias)
+    where = (query_start_loc, state_indices, has_initial_state)
+    _check_prefill(layer, *where, out, key_heads)
+    plain = checks.misfit(layer) or checks.result_misfit(out) or prefill.misfit(layer, where, key_heads)
+    dispatch.count("gdn_prefill", dispatch.REFERENCE if plain else dispatch.KERNEL, mixed_qkv.shape[0])
+    if plain:
+        reference.gdn_prefill(*layer, *where, out, key_heads)
+    elif mixed_qkv.shape[0] and state_indices.shape[0]:
+        prefill.prefill(layer, where, out, key_heads)
 
 
 def _gdn_verify(
@@ -285,10 +323,12 @@ register(
 register(
     f"gdn_prefill({_LAYER}, Tensor query_start_loc, Tensor state_indices, Tensor has_initial_state, "
     "Tensor(c!) out, int key_heads) -> ()",
-    cuda=None,
+    cuda=_prefill_on_gpu,
     cpu=_gdn_prefill,
     fake=nothing,
     mutates=_CHANGED,
+    counts_itself=True,
+    awaits_gpu=True,
 )
 register(
     f"gdn_verify({_LAYER}, {_VERIFIED}, Tensor(c!) out, int key_heads) -> ()",

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from sm70_kernels import qwen38
 from sm70_kernels.gdn import table
+from sm70_kernels.hardware import L2_BYTES
 from sm70_kernels.predict.launch import Buffer, Launch, activations, integers
 from sm70_kernels.predict.work import Planned
 
@@ -17,10 +18,12 @@ if TYPE_CHECKING:
 
 
 def launches(step: Step) -> Iterator[Planned]:
-    """Yield the recurrence of a step in which every sequence has one token."""
-    if not step.decodes:
-        return  # There is no kernel for a prefill.
+    """Yield the recurrence of a step: one token of every sequence, or a prompt's tokens."""
     key_heads, heads = qwen38.GDN_KEY_HEADS // step.ranks, qwen38.GDN_HEADS // step.ranks
+    if not step.decodes:
+        for spec, launch in zip(table.prefill(), prefill(1, step.tokens, key_heads, heads), strict=True):
+            yield Planned(spec.kernel.name, "gdn", qwen38.GDN_LAYERS, spec, launch)
+        return
     spec = table.decode(step.tokens * heads)
     yield Planned("gdn_decode", "gdn", qwen38.GDN_LAYERS, spec, decode(spec, step.tokens, key_heads, heads))
 
@@ -72,3 +75,38 @@ def verify(spec: Specialisation, sequences: int, rows: int, replayed: int, key_h
     return Launch(
         grid, args, f"sequences={sequences} rows={rows} replayed={replayed} heads={key_heads}+{heads}", closing=0
     )
+
+
+def prefill(sequences: int, length: int, key_heads: int, heads: int) -> tuple[Launch, Launch]:
+    """Take `length` tokens of each sequence, all of which begin anew: the launches of both kernels."""
+    head, tokens, taps = table.HEAD, sequences * length, table.WIDTH
+    channels = (2 * key_heads + heads) * head
+    key_bytes, value_bytes = table.prefill_bytes(tokens, sequences, key_heads, heads)
+    keys, values = Buffer(key_bytes, cold=key_bytes + value_bytes > L2_BYTES), Buffer(value_bytes, cold=True)
+    mixed, gate = activations(2 * tokens * channels), activations(2 * tokens * heads)
+    history = Buffer(2 * sequences * channels * (taps - 1), cold=True)
+    where = (integers(range(0, tokens + 1, length)), integers(range(sequences)), integers([0] * sequences, 1))
+    weights = (Buffer(2 * channels * taps, cold=True), Buffer(4 * heads, cold=True), Buffer(2 * heads, cold=True))
+    shape = f"sequences={sequences} length={length} heads={key_heads}+{heads}"
+    conv = (channels * (taps - 1), channels)
+    first = Launch(
+        (table.prefill_chunks(tokens, sequences), key_heads, 1),
+        (
+            *(keys, values, mixed, gate, gate, history, *weights, *where),
+            *(sequences, key_heads, heads, sequences, 0, tokens, channels, heads, heads, *conv),
+        ),
+        shape,
+        closing=0,
+    )
+    states = Buffer(2 * 4 * sequences * heads * head * head, cold=True)
+    out = activations(2 * tokens * heads * head)
+    second = Launch(
+        (head // table.CHUNK_COLUMNS, heads, sequences),
+        (
+            *(out, keys, values, mixed, history, states, *where),
+            *(key_heads, heads, sequences, tokens, channels, *conv, heads * head * head),
+        ),
+        shape,
+        closing=0,
+    )
+    return first, second

@@ -93,7 +93,12 @@ def _bytes(case: Case) -> int:
     return tokens_bytes + 4 * states * values * sizes["key_head"] + history + log
 
 
-KERNELS = {"gdn_decode": ("gdn_decode",), "gdn_prefill": (), "gdn_verify": (), "gdn_verify_log": ("gdn_verify",)}
+KERNELS = {
+    "gdn_decode": ("gdn_decode",),
+    "gdn_prefill": ("gdn_chunks", "gdn_prefill"),
+    "gdn_verify": (),
+    "gdn_verify_log": ("gdn_verify",),
+}
 """Of each operator; those without are plain torch."""
 
 

@@ -24,6 +24,24 @@ VERIFY = Kernel(
     constants=("THREADS", "COLUMNS", "ROWS"),
 )
 
+CHUNKS = Kernel(
+    "gdn_chunks",
+    source="gdn/chunks.cu",
+    entry="gdn_chunks",
+    params="PPPPPPPPPPPPiiiiiiqqqqq",
+    constants=("THREADS",),
+    awaits_gpu=True,
+)
+
+PREFILL = Kernel(
+    "gdn_prefill",
+    source="gdn/prefill.cu",
+    entry="gdn_prefill",
+    params="PPPPPPPPPiiiiqqqq",
+    constants=("THREADS",),
+    awaits_gpu=True,
+)
+
 HEAD = qwen38.GDN_HEAD
 """Keys and values of a head, for which the kernels are written."""
 WIDTH = qwen38.CONV_WIDTH
@@ -34,6 +52,18 @@ _DECODE = ((16, 128), (32, 128), (64, 128))
 
 # The same of a verification, by the most rows that it takes.
 _VERIFY = {8: ((16, 128), (32, 128), (64, 128)), 16: ((16, 128), (32, 128))}
+
+CHUNK = 64
+"""Tokens of a sequence that a prefill takes at a time."""
+CHUNK_COLUMNS = 16
+"""Value columns of a block of its second kernel."""
+MOST_GROUP = 8
+"""Value heads on a key head, at most, of its first kernel."""
+
+KEY_BYTES = 3 * CHUNK * HEAD * 2
+"""Of a chunk and key head in the workspace between the two kernels (csrc/gdn/chunk.cuh)."""
+VALUE_BYTES = (2 * CHUNK * CHUNK + CHUNK * HEAD) * 2 + 2 * CHUNK * 4
+"""Of a chunk and value head there."""
 
 TICKETS = 16384
 """Integers of a device by which blocks that share inputs find out which of them is the last to have read them."""
@@ -62,6 +92,17 @@ def verify(rows: int, heads: int) -> Specialisation | None:
     return None
 
 
+def prefill_chunks(tokens: int, sequences: int) -> int:
+    """Return how many chunks there are at most, whatever the sequences' lengths."""
+    return tokens // CHUNK + sequences
+
+
+def prefill_bytes(tokens: int, sequences: int, key_heads: int, heads: int) -> tuple[int, int]:
+    """Return the bytes of a prefill's workspace, for keys and for values."""
+    chunks = prefill_chunks(tokens, sequences)
+    return chunks * key_heads * KEY_BYTES, chunks * heads * VALUE_BYTES
+
+
 def decode_tickets(key_heads: int) -> int:
     """Return how many tickets a sequence needs: for the queries and the keys of each key head."""
     return 2 * key_heads
@@ -85,7 +126,17 @@ def _columns(widths: tuple[tuple[int, int], ...], heads: int) -> tuple[int, int]
     return widths[-1]
 
 
+_CHUNKS, _PREFILL = (Specialisation(kernel, {"THREADS": 256}) for kernel in (CHUNKS, PREFILL))
+
+
+def prefill() -> tuple[Specialisation, Specialisation]:
+    """Return the two kernels of a prefill, in their order."""
+    return _CHUNKS, _PREFILL
+
+
 SPECIALISATIONS = (
+    _CHUNKS,
+    _PREFILL,
     *(Specialisation(DECODE, {"THREADS": threads, "COLUMNS": columns}) for columns, threads in _DECODE),
     *(
         Specialisation(VERIFY, {"THREADS": threads, "COLUMNS": columns, "ROWS": rows})

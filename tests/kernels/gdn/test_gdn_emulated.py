@@ -28,7 +28,8 @@ SMALL = Sizes(key_heads=1, value_heads=3, key_head=128, value_head=128, slots=5)
 
 def built(columns: int, rows: int = 0) -> Specialisation:
     sizes = (columns, rows)
-    every = {(spec.constants["COLUMNS"], spec.constants.get("ROWS", 0)): spec for spec in table.SPECIALISATIONS}
+    steps = [spec for spec in table.SPECIALISATIONS if "COLUMNS" in spec.constants]
+    every = {(spec.constants["COLUMNS"], spec.constants.get("ROWS", 0)): spec for spec in steps}
     return every[sizes]
 
 
