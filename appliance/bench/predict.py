@@ -1,6 +1,6 @@
 """The whole decode step and the prefill of a profile, predicted from kernels, library and bounds.
 
-A step with a part that has no kernel yet is at least as long as told, and its rate at most as high: no more is known.
+A step with a part of which no kernel is predicted takes at least as long as told, and its rate is at most as high.
 """
 
 from __future__ import annotations

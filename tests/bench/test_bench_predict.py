@@ -63,12 +63,22 @@ def bounds(subject: Subject, shape: Shape) -> list[Part]:
 
 
 def test_kernels_are_summed_by_family_and_marked_by_where_they_come_from() -> None:
-    found = list(predict_parts.of_kernels(KERNELS, logits=1))
+    found = list(predict_parts.of_kernels(KERNELS, decode_shape(1024, 1, 0)))
     assert part(found, "dense") == near("dense", KERNEL, 128, 9.6)
     assert part(found, "norm") == near("norm", KERNEL, 129, 0.258)
     assert part(found, "head") == near("head", LIBRARY, 1, 1.0)
     assert part(found, "gdn_ba") == near("gdn_ba", LIBRARY, 48, 0.096)
-    assert "head" not in {each.name for each in predict_parts.of_kernels(KERNELS, logits=0)}
+    quiet = chunk_shape(0, 8192, last=False)
+    assert "head" not in {each.name for each in predict_parts.of_kernels(KERNELS, quiet)}
+
+
+def test_the_recurrence_is_its_kernels_where_each_request_has_one_row() -> None:
+    steps = Row("gdn_decode", "gdn", 48, 60.0, 58.0, machine_code=True)
+    kernels = Kernels((*ROWS, steps), MACHINE)
+    step = predict_parts.decode_step(workload(about()), decode_shape(2048, 32, 0), kernels)
+    assert part(step, "recurrence") == near("recurrence", KERNEL, 48, 2.88)
+    for shape in (decode_shape(2048, 4, 7), chunk_shape(0, 8192, last=True)):
+        assert part(predict_parts.prefill_chunk(workload(about()), shape, kernels), "recurrence").basis == BOUND
 
 
 def test_a_product_of_a_dense_layer_is_told_apart_from_our_kernels() -> None:
@@ -76,7 +86,7 @@ def test_a_product_of_a_dense_layer_is_told_apart_from_our_kernels() -> None:
         Row("down expand", "dense", 64, 80.0, 79.0, machine_code=True),
         Row("down product", "dense", 64, 4000.0, 3000.0, machine_code=False),
     )
-    found = list(predict_parts.of_kernels(Kernels(expanded, MACHINE), logits=1))
+    found = list(predict_parts.of_kernels(Kernels(expanded, MACHINE), decode_shape(1024, 1, 0)))
     assert part(found, "dense") == near("dense", KERNEL, 64, 5.12)
     assert part(found, "dense_library") == near("dense_library", LIBRARY, 64, 256.0)
 

@@ -68,7 +68,7 @@ def test_the_tables_say_what_each_part_rests_on(
     # 64 launches of 32 us, 129 of 2 us, and the head's millisecond.
     assert row[2:5] == ["2.05", "0.26", "1.00"]
     assert row[-1] == "29.50"
-    assert "B: roofline bound, no kernel yet" in lines
+    assert "B: roofline bound, no kernel predicted" in lines
     assert any("2048, 32: 29.50 ms (mean step), dense 14.924, recurrence 3.812" in line for line in lines)
     assert any("Predicted prefill of one prompt alone" in line for line in lines)
     assert lines[-1].startswith("Not contained: embedding and sampling; ")

@@ -60,6 +60,7 @@ def _selftest() -> Iterator[Case]:
 def _suite() -> Iterator[Case]:
     yield from _lengths_and_pages()
     yield from _batches_and_heads()
+    yield from _variants()
     for rows, length in ((4096, 4096), (8000, 16000), (8192, 8192), (777, 3000)):
         yield _attend("attention_prefill", 1, length, rows, 784, E4M3)
 
@@ -89,15 +90,21 @@ def _batches_and_heads() -> Iterator[Case]:
         for group in (1, 2, 3, 4, 6, 8):
             yield _attend("attention_decode", 2, 50, 2, 16, E4M3, kv_heads, group)
             yield _attend("attention_prefill", 2, 50, 20, 16, AUTO, kv_heads, group)
-    for sequences in (16, 24, 32):
-        for kv_format in (E4M3, E5M2):
-            yield _attend("attention_decode", sequences, 300, 1, 800, kv_format)
     for head in (64, 128):
         for kv_format in (AUTO, E4M3, E5M2):
             yield _write(5, 16, kv_format, 2, head)
-            for rows in (1, 8):
+            for rows in (1, 2, 4, 5, 6, 8):
                 yield _attend("attention_decode", 2, 50, rows, 16, kv_format, 2, GROUP, head)
         yield _attend("attention_prefill", 2, 50, 33, 16, AUTO, 2, GROUP, head)
+
+
+def _variants() -> Iterator[Case]:
+    """Every number of row tiles, and both variants, in every format."""
+    for kv_format in (E4M3, E5M2):
+        for rows in range(2, 9):
+            yield _attend("attention_decode", 2, 100, rows, 16, kv_format)
+        for sequences in (16, 24, 32):
+            yield _attend("attention_decode", sequences, 300, 1, 800, kv_format)
 
 
 def _benchmark() -> Iterator[Case]:

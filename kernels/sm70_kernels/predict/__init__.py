@@ -4,7 +4,7 @@ machine/     a kernel's machine code: disassembly, control words, pipes, control
 emulate/     which instructions its warps issue, and what their memory accesses touch
 simulate/    how long an SM takes for that
 prediction   one launch; `library` one product of cuBLAS
-step         the launches of a step; `parts` the whole step, with bounds where there is no kernel yet
+step         the launches of a step; `parts` the whole step, with bounds where no kernel is predicted
 
 A family's `predict.py` describes its launches with `launch.Launch` and, for each pointer, `launch.Buffer`. Where trips
 or addresses hang on integers in memory (lengths of sequences, query starts, block tables, slots, state indices), the

@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 Basis = Literal[
     "kernel model",
     "library at a published rate",
-    "roofline bound, no kernel yet",
+    "roofline bound, no kernel predicted",
     "gaps between kernels, at a recalled figure",
 ]
 """Where a part's time comes from. Only a bound is sure to be too small; the others may err to either side."""
 
 KERNEL: Basis = "kernel model"
 LIBRARY: Basis = "library at a published rate"
-BOUND: Basis = "roofline bound, no kernel yet"
+BOUND: Basis = "roofline bound, no kernel predicted"
 GAP: Basis = "gaps between kernels, at a recalled figure"
 
 HALF = 2
@@ -140,16 +140,21 @@ def chunk_shape(before: int, tokens: int, *, last: bool) -> Shape:
     return Shape(tokens, 1, before, tokens * before + tokens * (tokens + 1) // 2, int(last))
 
 
-def of_kernels(kernels: Kernels, logits: int) -> Iterator[Part]:
+def of_kernels(kernels: Kernels, shape: Shape) -> Iterator[Part]:
     """What the kernels' model tells: `dense`, `norm`, `head`, `gdn_ba`, with `_library` where the library does it.
 
-    Attention and the gated delta net are left to `bounds`: their kernels serve nobody until a GPU has run them.
+    `recurrence` is the delta net's where each request has one row; a verification's and a prompt's rows have other
+    kernels. Attention is left to `bounds`: the model's step knows no contexts.
     """
+    decodes = shape.rows == shape.sequences
     sums: dict[tuple[str, bool], tuple[int, float]] = {}
     for row in kernels.rows:
-        if row.family in ("attention", "gdn") or (row.part == "lm_head" and not logits):
+        if row.family == "attention" or (row.family == "gdn" and not decodes):
             continue
-        own = {"lm_head": "head"}.get(row.part, row.part) if row.family == "head" else row.family
+        if row.part == "lm_head" and not shape.logits:
+            continue
+        own = {"lm_head": "head", "gdn_decode": "recurrence"}.get(row.part, row.part)
+        own = own if row.family in ("head", "gdn") else row.family
         launches, ms = sums.get((own, row.machine_code), (0, 0.0))
         sums[own, row.machine_code] = launches + row.launches, ms + row.ms
     for (name, machine_code), (launches, ms) in sums.items():
@@ -159,7 +164,7 @@ def of_kernels(kernels: Kernels, logits: int) -> Iterator[Part]:
 
 def decode_step(workload: Workload, shape: Shape, kernels: Kernels) -> tuple[Part, ...]:
     """Return all parts of a decode step, or of a round in which a draft's tokens are checked."""
-    parts = [*of_kernels(kernels, shape.logits), *bounds(workload, shape, kernels.machine)]
+    parts = _parts(workload, shape, kernels)
     if workload.draft is not None:
         (head,) = (part for part in parts if part.name == "head")
         parts += draft(workload.draft, shape, kernels.machine, head)
@@ -168,12 +173,18 @@ def decode_step(workload: Workload, shape: Shape, kernels: Kernels) -> tuple[Par
 
 def prefill_chunk(workload: Workload, shape: Shape, kernels: Kernels) -> tuple[Part, ...]:
     """Return all parts of one chunk of a prompt."""
-    parts = [*of_kernels(kernels, shape.logits), *bounds(workload, shape, kernels.machine)]
+    parts = _parts(workload, shape, kernels)
     return *parts, gaps(parts, kernels.machine)
 
 
+def _parts(workload: Workload, shape: Shape, kernels: Kernels) -> list[Part]:
+    told = list(of_kernels(kernels, shape))
+    names = {part.name for part in told}
+    return [*told, *(part for part in bounds(workload, shape, kernels.machine) if part.name not in names)]
+
+
 def bounds(workload: Workload, shape: Shape, machine: Machine) -> Iterator[Part]:
-    """What has no kernel that serves: attention, GDN, collectives, dense layers of weights that no kernel takes."""
+    """The least that attention, GDN, collectives, and dense layers of weights that no kernel takes, can need."""
     if workload.weight_bytes is not None:
         yield _dense(workload.ranks, workload.weight_bytes, shape, machine)
     yield _attention(workload, shape, machine)

@@ -3,8 +3,8 @@
 REQUEST has `engine` (arguments of vllm.LLM), `prompts` (token ids), `max_tokens`, `mode`, and optionally `follow`, the
 folder of another run. Modes: `generate` decodes greedily, each prompt alone and then all at once; `follow` reads the
 sequences that another run generated as prompts, which takes the prefill path alone.
-FOLDER gets `tokens.json` (the sequences and what was checked) and `logits.pt` (float16 log-probabilities, a row a
-position).
+FOLDER gets `tokens.json` (the sequences and what was checked) and `logits.pt` (float32 log-probabilities, a row a
+position: halves near -10 are 2**-7 apart, and two tokens that differ by less would change places).
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ class Recorder:
         def recorded(hidden_states: torch.Tensor) -> torch.Tensor | None:
             logits = original(hidden_states)
             if self.on and logits is not None:
-                self.rows.append(torch.log_softmax(logits.float(), dim=-1).half().cpu())
+                self.rows.append(torch.log_softmax(logits.float(), dim=-1).cpu())
             return logits
 
         model.compute_logits = recorded
 
     def take(self) -> torch.Tensor:
-        """Return the rows since the last call, [positions, vocabulary] float16."""
+        """Return the rows since the last call, [positions, vocabulary] float32."""
         rows, self.rows = self.rows, []
         return torch.cat(rows) if rows else torch.empty(0)
 

@@ -20,7 +20,8 @@ TOP_1 = 0.99
 MEAN_KL = 1e-3
 
 LENGTHS = (1, 2, 7, 8, 64, 65, 300, 1500)
-TOKENS = 24
+TOKENS = 64
+"""Of each answer: 512 positions in all, of which five may have another best token."""
 COMMON: dict[str, Any] = {
     "dtype": "float16",
     "max_model_len": 4096,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sm70_kernels.attention import predict, table
+from sm70_kernels.attention import cases, predict, table
 from sm70_kernels.predict.machine.cubin import code_of
 
 
@@ -50,3 +50,17 @@ def test_the_model_follows_lengths_that_the_device_reads(batch: predict.Batch, g
     found = planned[0].predict()
     assert not any("are touched" in note for note in found.notes), found.notes
     assert found.us < goal
+
+
+def test_the_gpu_suite_runs_every_kernel_that_is_built_ahead() -> None:
+    reached = set()
+    for case in cases.cases("suite"):
+        sizes = case.sizes
+        if case.operator == "kv_cache_write":
+            reached.add(table.write(sizes["format"], sizes["head"]))
+        if case.operator == "attention_decode":
+            sequences, head = sizes["sequences"], sizes["head"]
+            tiles = table.row_tiles(sizes["rows"] * sequences, sequences, sizes["group"])
+            reached.add(table.decode(sizes["format"], head, tiles, table.variant(sequences, tiles, head)))
+            reached.add(table.reduction(head))
+    assert {spec.name for spec in table.SPECIALISATIONS} == {spec.name for spec in reached}
