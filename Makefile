@@ -90,6 +90,7 @@ gpu-engine-test: ## The plugin's engine on one large GPU (GPU_PYTHON with vLLM; 
 	@PYTHON=$(GPU_PYTHON) SM70_KERNELS_DIR=$(CURDIR)/build/kernels tests/gpu/engine/run.sh build/gpu-engine $(ARGS)
 	@mkdir -p verification && for each in engine serve serve_cut; do \
 		[ ! -f build/gpu-engine/$$each.json ] || cp build/gpu-engine/$$each.json verification/; done
+	@[ ! -f build/gpu-engine/full.json ] || cp build/gpu-engine/full.json verification/full_size.json
 
 $(READY): $(LOCK) config/requirements/bootstrap.txt pyproject.toml
 	@config/requirements/setup.sh "$(PYTHON)" "$(VENV)" "$(ENGINE)"

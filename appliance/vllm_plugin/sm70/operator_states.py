@@ -21,7 +21,10 @@ OF_AN_OPERATOR = ("operator_missing:", "kernel_awaits_gpu:", "selftest_failed:")
 """How reasons begin that are one operator's: the others of the route may serve."""
 
 PAGES = ("kv_cache_write", "attention_decode")
-"""Operators whose kernels share an order of pages that is not the references': both serve, or neither."""
+"""Operators whose kernels share an order of pages that is not the references': both serve, or neither.
+
+Prefill attention's kernel reads that order alone; its reference reads both.
+"""
 
 GROUPED = {"auto": "fp16_grouped_fp32", "fp8_e4m3": "e4m3_grouped_fp32"}
 """The route whose switch turns decode attention's kernel off, by the format of the KV cache."""
@@ -57,7 +60,7 @@ def off(
     if grouped and (why := switched_off(states[grouped], grouped)):
         found.setdefault("attention_decode", why)
     if reasons := [found[name] for name in PAGES if name in found]:
-        found = dict.fromkeys(PAGES, reasons[0]) | found
+        found = dict.fromkeys((*PAGES, "attention_prefill"), reasons[0]) | found
     return found
 
 

@@ -20,6 +20,7 @@ import torch
 from sm70_kernels import dispatch
 from sm70_kernels.attention import reference, table
 from sm70_kernels.attention.kv_format import FP8, KV_DTYPES
+from sm70_kernels.attention.prefill import prefill
 from sm70_kernels.launch import launch
 from sm70_kernels.launch.layout import sixteen_bytes, stride
 from sm70_kernels.torch_library import FLOATS, laid_out, nothing, refused, register
@@ -215,8 +216,12 @@ def decode(
     k_scale: torch.Tensor,
     v_scale: torch.Tensor,
     variant: table.Variant,
+    row_tiles: int | None = None,
 ) -> None:
-    """Attend by the launches of a variant; all of them give the same bits. Waits for nothing: may be captured."""
+    """Attend by the launches of a variant; all of them give the same bits. Waits for nothing: may be captured.
+
+    `row_tiles` are those of a thread block, by default what an even share of the rows needs.
+    """
     name = "attention_decode"
     _check_gpu(name, (query, out), kv_cache)
     tokens, heads, head = query.shape
@@ -238,7 +243,7 @@ def decode(
     pieces = (stride(kv_cache, 0) * size // 16, page_size * head * size // 16, stride(kv_cache, 1) * size // 16)
     rows = (stride(query, 0), stride(query, 1), stride(out, 0), stride(out, 1))
     launch(
-        table.decode(table.FORMATS[kv_dtype], head, table.row_tiles(tokens, sequences, group), variant),
+        table.decode(table.FORMATS[kv_dtype], head, row_tiles or table.row_tiles(tokens, sequences, group), variant),
         (most, kv_heads, sequences),
         (
             *(out, partials, states, query, kv_cache, block_table, seq_lens, query_start_loc, k_scale, v_scale),
@@ -293,10 +298,30 @@ def _attention_prefill(
 ) -> None:
     where = (query, kv_cache, block_table, seq_lens, query_start_loc, out)
     _check_attention("attention_prefill", *where, kv_dtype, (k_scale, v_scale))
-    packed = is_packed(kv_cache)
-    if packed:
-        _check_gpu("attention_prefill", (query, out), kv_cache)
-    reference.attention_prefill(*where, scale, kv_dtype, k_scale, v_scale, packed=packed)
+    reference.attention_prefill(*where, scale, kv_dtype, k_scale, v_scale, packed=is_packed(kv_cache))
+
+
+def _attention_prefill_on_gpu(
+    query: torch.Tensor,
+    kv_cache: torch.Tensor,
+    block_table: torch.Tensor,
+    seq_lens: torch.Tensor,
+    query_start_loc: torch.Tensor,
+    out: torch.Tensor,
+    scale: float,
+    kv_dtype: str,
+    k_scale: torch.Tensor,
+    v_scale: torch.Tensor,
+) -> None:
+    where = (query, kv_cache, block_table, seq_lens, query_start_loc, out)
+    if kv_cache.is_cuda and not is_packed(kv_cache):
+        dispatch.count("attention_prefill", dispatch.REFERENCE, query.shape[0])
+        _attention_prefill(*where, scale, kv_dtype, k_scale, v_scale)
+        return
+    dispatch.count("attention_prefill", dispatch.KERNEL, query.shape[0])
+    _check_attention("attention_prefill", *where, kv_dtype, (k_scale, v_scale))
+    if query.shape[0] and seq_lens.shape[0]:
+        prefill(decode, *where, scale, kv_dtype, k_scale, v_scale)
 
 
 register(
@@ -309,7 +334,7 @@ register(
 )
 for _name, _on_gpu, _attention in (
     ("attention_decode", _attention_decode_on_gpu, _attention_decode),
-    ("attention_prefill", None, _attention_prefill),
+    ("attention_prefill", _attention_prefill_on_gpu, _attention_prefill),
 ):
     register(
         f"{_name}(Tensor query, Tensor kv_cache, Tensor block_table, Tensor seq_lens, Tensor query_start_loc, "
@@ -319,4 +344,5 @@ for _name, _on_gpu, _attention in (
         fake=nothing,
         mutates=("out",),
         counts_itself=True,
+        awaits_gpu=_name == "attention_prefill",
     )

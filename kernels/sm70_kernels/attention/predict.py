@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING, NamedTuple
 
 from sm70_kernels import qwen38
@@ -50,7 +51,7 @@ def launches(step: Step) -> Iterator[Planned]:
     group = qwen38.QUERY_HEADS // step.ranks // kv_heads
     batch = Batch(step.tokens, CONTEXT, kv_heads=kv_heads, group=group)
     if not step.decodes:
-        return  # There is no kernel for a prefill.
+        return  # Its time hangs on a context that a step does not tell: see `prefill`.
     yield write(batch)
     yield from attend(batch)
 
@@ -112,3 +113,31 @@ def attend(batch: Batch, variant: Variant | None = None) -> Iterator[Planned]:
             *("attention_reduce", FAMILY, qwen38.ATTENTION_LAYERS, reduction),
             Launch((batch.tokens, heads, 1), given, batch.shape),
         )
+
+
+def prefill(tokens: int, before: int, kv_format: int = table.FORMATS["auto"]) -> Planned:
+    """Return the launch for `tokens` rows of one prompt after `before` others, on a rank of four; more than 640 rows.
+
+    All blocks read one context, which comes from DRAM once. Four of them stand for all.
+    """
+    batch = Batch(1, before + tokens, tokens, kv_format)
+    each = table.ROWS * table.MOST_ROW_TILES // batch.group
+    blocks = tokens // each
+    size = 2 if kv_format == 0 else 1
+    page = PAGES[kv_format]
+    pages = -(-batch.length // page)
+    half = page * batch.head * size // 16
+    rows, strides = activations(2 * tokens * batch.group * batch.head), (batch.group * batch.head, batch.head) * 2
+    lengths = [before + each * (number + 1) for number in range(blocks)]
+    spec = table.decode(kv_format, batch.head, table.row_tiles(each, 1, batch.group), table.SINGLE)
+    arguments = (
+        *(rows, Buffer(0), Buffer(0), rows, Buffer(2 * batch.length * batch.head * size, cold=True)),
+        *(integers(list(range(pages)) * blocks), integers(lengths), integers(range(0, tokens + 1, each))),
+        *(Buffer(4), Buffer(4), batch.head**-0.5, batch.group, tokens, 1, page // table.TILE, pages),
+        *(2 * half, half, half, *strides),
+    )
+    sample = tuple((0, 0, blocks * (2 * number + 1) // 8) for number in range(4))
+    products = 2 * batch.group * batch.head * each * sum(lengths)
+    launch = Launch((1, 1, blocks), arguments, f"tokens={tokens} before={before} format={kv_format}", sample)
+    launch = dataclasses.replace(launch, products=products)
+    return Planned("attention_prefill", FAMILY, qwen38.ATTENTION_LAYERS, spec, launch)

@@ -79,12 +79,15 @@ def test_a_switch_of_another_route_leaves_the_owners_operators_on() -> None:
 def test_pages_have_our_order_only_where_the_writer_and_the_reader_serve() -> None:
     for name in operator_states.PAGES:
         off = operator_states.off(ON, [{}, {name: f"selftest_failed:{name}"}])
-        assert off == dict.fromkeys(operator_states.PAGES, f"selftest_failed:{name}")
+        assert off == dict.fromkeys((*operator_states.PAGES, "attention_prefill"), f"selftest_failed:{name}")
+    off = operator_states.off(ON, [{"attention_prefill": "selftest_failed:attention_prefill"}])
+    assert set(off) == {"attention_prefill"}
 
 
 def test_the_switch_of_a_format_turns_decode_attentions_kernel_off_for_that_format_alone() -> None:
     states = switched(fp16_grouped_fp32=False)
-    assert operator_states.off(states, [{}]) == dict.fromkeys(operator_states.PAGES, "user_override") | {
+    pages = (*operator_states.PAGES, "attention_prefill")
+    assert operator_states.off(states, [{}]) == dict.fromkeys(pages, "user_override") | {
         name: states[owner].reason for name, owner in OWNER.items() if states[owner].state != "enabled"
     }
     assert "attention_decode" not in operator_states.off(states, [{}], "fp8_e4m3")
