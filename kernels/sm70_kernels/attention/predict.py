@@ -112,3 +112,28 @@ def attend(batch: Batch, variant: Variant | None = None) -> Iterator[Planned]:
             *("attention_reduce", FAMILY, qwen38.ATTENTION_LAYERS, reduction),
             Launch((batch.tokens, heads, 1), given, batch.shape),
         )
+
+
+def prefill(batch: Batch) -> Planned:
+    """Return the kernel that attends with a prefill chunk of each sequence."""
+    heads, size = batch.kv_heads * batch.group, 2 if batch.kv_format == 0 else 1
+    page = PAGES[batch.kv_format]
+    pages = -(-batch.length // page)
+    rows = activations(2 * batch.tokens * heads * batch.head)
+    half = page * batch.kv_heads * batch.head * size // 16
+    arguments = (
+        *(rows, rows, Buffer(2 * batch.sequences * batch.length * batch.kv_heads * batch.head * size, cold=True)),
+        *(integers(range(batch.sequences * pages)), integers((batch.length,) * batch.sequences)),
+        integers(batch.rows * each for each in range(batch.sequences + 1)),
+        *(Buffer(4), Buffer(4), batch.head**-0.5, batch.group, batch.sequences, page // table.TILE, pages),
+        *(2 * half, half // batch.kv_heads, half, *(heads * batch.head, batch.head) * 2),
+    )
+    # Of the grid, the blocks that have rows; the one in the middle sees as much as they do on average.
+    blocks = batch.sequences * -(-batch.rows * batch.group // table.PREFILL_ROWS)
+    seen = batch.length - (batch.rows - 1) / 2
+    products = round(2 * batch.tokens * heads * seen * batch.head)
+    launch = Launch((blocks, batch.kv_heads, 1), arguments, batch.shape, ((blocks // 2, 0, 0),), products=products)
+    return Planned(
+        *("attention_prefill", FAMILY, qwen38.ATTENTION_LAYERS),
+        *(table.prefill(batch.kv_format, batch.head), launch),
+    )

@@ -132,6 +132,9 @@ SUBJECTS = (
             moved_bytes=_attend_bytes,
             gate=GATE,
         )
-        for name, kernels in (("attention_decode", ("attention_decode", "attention_reduce")), ("attention_prefill", ()))
+        for name, kernels in (
+            ("attention_decode", ("attention_decode", "attention_reduce")),
+            ("attention_prefill", ("attention_prefill",)),
+        )
     ),
 )
