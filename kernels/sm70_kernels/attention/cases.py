@@ -95,7 +95,7 @@ def _batches_and_heads() -> Iterator[Case]:
             yield _write(5, 16, kv_format, 2, head)
             for rows in (1, 2, 4, 5, 6, 8):
                 yield _attend("attention_decode", 2, 50, rows, 16, kv_format, 2, GROUP, head)
-        yield _attend("attention_prefill", 2, 50, 33, 16, AUTO, 2, GROUP, head)
+            yield _attend("attention_prefill", 2, 50, 33, 16, kv_format, 2, GROUP, head)
 
 
 def _variants() -> Iterator[Case]:

@@ -20,7 +20,6 @@ import torch
 from sm70_kernels import dispatch
 from sm70_kernels.attention import reference, table
 from sm70_kernels.attention.kv_format import FP8, KV_DTYPES
-from sm70_kernels.attention.prefill import prefill
 from sm70_kernels.launch import launch
 from sm70_kernels.launch.layout import sixteen_bytes, stride
 from sm70_kernels.torch_library import FLOATS, laid_out, nothing, refused, register
@@ -161,6 +160,30 @@ def _check_attention(
         raise refused(name, f"query_start_loc int32[{sequences + 1}]", query_start_loc)
 
 
+def _check_launch(
+    name: str,
+    query: torch.Tensor,
+    kv_cache: torch.Tensor,
+    block_table: torch.Tensor,
+    seq_lens: torch.Tensor,
+    query_start_loc: torch.Tensor,
+    out: torch.Tensor,
+) -> None:
+    """Check what only the kernels that attend want."""
+    _check_gpu(name, (query, out), kv_cache)
+    if block_table.stride(1) != 1 and block_table.shape[1] != 1:
+        raise refused(name, "a block_table packed in its rows", laid_out(block_table))
+    if not (seq_lens.is_contiguous() and query_start_loc.is_contiguous()):
+        raise refused(name, "packed seq_lens and query_start_loc", laid_out(seq_lens))
+
+
+def _pieces(kv_cache: torch.Tensor) -> tuple[int, int, int]:
+    """Return from page to page, KV head to KV head, and keys to values, in pieces of 16 bytes."""
+    size = kv_cache.element_size()
+    of_head = kv_cache.shape[2] * kv_cache.shape[4] * size // 16
+    return stride(kv_cache, 0) * size // 16, of_head, stride(kv_cache, 1) * size // 16
+
+
 def _attention_decode(
     query: torch.Tensor,
     kv_cache: torch.Tensor,
@@ -216,21 +239,13 @@ def decode(
     k_scale: torch.Tensor,
     v_scale: torch.Tensor,
     variant: table.Variant,
-    row_tiles: int | None = None,
 ) -> None:
-    """Attend by the launches of a variant; all of them give the same bits. Waits for nothing: may be captured.
-
-    `row_tiles` are those of a thread block, by default what an even share of the rows needs.
-    """
+    """Attend by the launches of a variant; all of them give the same bits. Waits for nothing: may be captured."""
     name = "attention_decode"
-    _check_gpu(name, (query, out), kv_cache)
+    _check_launch(name, query, kv_cache, block_table, seq_lens, query_start_loc, out)
     tokens, heads, head = query.shape
     page_size, kv_heads = kv_cache.shape[2:4]
-    sequences, group, size = seq_lens.shape[0], heads // kv_heads, kv_cache.element_size()
-    if block_table.stride(1) != 1 and block_table.shape[1] != 1:
-        raise refused(name, "a block_table packed in its rows", laid_out(block_table))
-    if not (seq_lens.is_contiguous() and query_start_loc.is_contiguous()):
-        raise refused(name, "packed seq_lens and query_start_loc", laid_out(seq_lens))
+    sequences, group = seq_lens.shape[0], heads // kv_heads
     most, least = table.partitions(sequences, kv_heads, _WAY.split)
     partials: torch.Tensor | int = 0
     states: torch.Tensor | int = 0
@@ -240,14 +255,13 @@ def decode(
         dispatch.count("attention_reduce", dispatch.KERNEL, tokens)
         partials = torch.empty((most, tokens, heads, head), dtype=torch.float32, device=query.device)
         states = torch.empty((most, tokens, heads, 2), dtype=torch.float32, device=query.device)
-    pieces = (stride(kv_cache, 0) * size // 16, page_size * head * size // 16, stride(kv_cache, 1) * size // 16)
     rows = (stride(query, 0), stride(query, 1), stride(out, 0), stride(out, 1))
     launch(
-        table.decode(table.FORMATS[kv_dtype], head, row_tiles or table.row_tiles(tokens, sequences, group), variant),
+        table.decode(table.FORMATS[kv_dtype], head, table.row_tiles(tokens, sequences, group), variant),
         (most, kv_heads, sequences),
         (
             *(out, partials, states, query, kv_cache, block_table, seq_lens, query_start_loc, k_scale, v_scale),
-            *(scale, group, tokens, least, page_size // table.TILE, stride(block_table, 0), *pieces, *rows),
+            *(scale, group, tokens, least, page_size // table.TILE, stride(block_table, 0), *_pieces(kv_cache), *rows),
         ),
     )
     if most > 1:
@@ -298,7 +312,10 @@ def _attention_prefill(
 ) -> None:
     where = (query, kv_cache, block_table, seq_lens, query_start_loc, out)
     _check_attention("attention_prefill", *where, kv_dtype, (k_scale, v_scale))
-    reference.attention_prefill(*where, scale, kv_dtype, k_scale, v_scale, packed=is_packed(kv_cache))
+    packed = is_packed(kv_cache)
+    if packed:
+        _check_gpu("attention_prefill", (query, out), kv_cache)
+    reference.attention_prefill(*where, scale, kv_dtype, k_scale, v_scale, packed=packed)
 
 
 def _attention_prefill_on_gpu(
@@ -313,15 +330,28 @@ def _attention_prefill_on_gpu(
     k_scale: torch.Tensor,
     v_scale: torch.Tensor,
 ) -> None:
-    where = (query, kv_cache, block_table, seq_lens, query_start_loc, out)
+    name, where = "attention_prefill", (query, kv_cache, block_table, seq_lens, query_start_loc, out)
+    tokens, sequences = query.shape[0], seq_lens.shape[0]
     if kv_cache.is_cuda and not is_packed(kv_cache):
-        dispatch.count("attention_prefill", dispatch.REFERENCE, query.shape[0])
+        dispatch.count(name, dispatch.REFERENCE, tokens)
         _attention_prefill(*where, scale, kv_dtype, k_scale, v_scale)
         return
-    dispatch.count("attention_prefill", dispatch.KERNEL, query.shape[0])
-    _check_attention("attention_prefill", *where, kv_dtype, (k_scale, v_scale))
-    if query.shape[0] and seq_lens.shape[0]:
-        prefill(decode, *where, scale, kv_dtype, k_scale, v_scale)
+    dispatch.count(name, dispatch.KERNEL, tokens)
+    _check_attention(name, *where, kv_dtype, (k_scale, v_scale))
+    _check_launch(name, query, kv_cache, block_table, seq_lens, query_start_loc, out)
+    if not tokens or not sequences:
+        return
+    page_size, kv_heads, head = kv_cache.shape[2:]
+    group = query.shape[1] // kv_heads
+    rows = (stride(query, 0), stride(query, 1), stride(out, 0), stride(out, 1))
+    launch(
+        table.prefill(table.FORMATS[kv_dtype], head),
+        (table.prefill_blocks(tokens, sequences, group), kv_heads, 1),
+        (
+            *(out, query, kv_cache, block_table, seq_lens, query_start_loc, k_scale, v_scale, scale, group, sequences),
+            *(page_size // table.TILE, stride(block_table, 0), *_pieces(kv_cache), *rows),
+        ),
+    )
 
 
 register(
@@ -332,9 +362,9 @@ register(
     fake=nothing,
     mutates=("kv_cache",),
 )
-for _name, _on_gpu, _attention in (
-    ("attention_decode", _attention_decode_on_gpu, _attention_decode),
-    ("attention_prefill", _attention_prefill_on_gpu, _attention_prefill),
+for _name, _on_gpu, _attention, _awaits in (
+    ("attention_decode", _attention_decode_on_gpu, _attention_decode, False),
+    ("attention_prefill", _attention_prefill_on_gpu, _attention_prefill, True),
 ):
     register(
         f"{_name}(Tensor query, Tensor kv_cache, Tensor block_table, Tensor seq_lens, Tensor query_start_loc, "
@@ -344,5 +374,5 @@ for _name, _on_gpu, _attention in (
         fake=nothing,
         mutates=("out",),
         counts_itself=True,
-        awaits_gpu=_name == "attention_prefill",
+        awaits_gpu=_awaits,
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import TYPE_CHECKING, NamedTuple
 
 from sm70_kernels import qwen38
@@ -115,29 +114,26 @@ def attend(batch: Batch, variant: Variant | None = None) -> Iterator[Planned]:
         )
 
 
-def prefill(tokens: int, before: int, kv_format: int = table.FORMATS["auto"]) -> Planned:
-    """Return the launch for `tokens` rows of one prompt after `before` others, on a rank of four; more than 640 rows.
-
-    All blocks read one context, which comes from DRAM once. Four of them stand for all.
-    """
-    batch = Batch(1, before + tokens, tokens, kv_format)
-    each = table.ROWS * table.MOST_ROW_TILES // batch.group
-    blocks = tokens // each
-    size = 2 if kv_format == 0 else 1
-    page = PAGES[kv_format]
+def prefill(batch: Batch) -> Planned:
+    """Return the kernel that attends with a prefill chunk of each sequence."""
+    heads, size = batch.kv_heads * batch.group, 2 if batch.kv_format == 0 else 1
+    page = PAGES[batch.kv_format]
     pages = -(-batch.length // page)
-    half = page * batch.head * size // 16
-    rows, strides = activations(2 * tokens * batch.group * batch.head), (batch.group * batch.head, batch.head) * 2
-    lengths = [before + each * (number + 1) for number in range(blocks)]
-    spec = table.decode(kv_format, batch.head, table.row_tiles(each, 1, batch.group), table.SINGLE)
+    rows = activations(2 * batch.tokens * heads * batch.head)
+    half = page * batch.kv_heads * batch.head * size // 16
     arguments = (
-        *(rows, Buffer(0), Buffer(0), rows, Buffer(2 * batch.length * batch.head * size, cold=True)),
-        *(integers(list(range(pages)) * blocks), integers(lengths), integers(range(0, tokens + 1, each))),
-        *(Buffer(4), Buffer(4), batch.head**-0.5, batch.group, tokens, 1, page // table.TILE, pages),
-        *(2 * half, half, half, *strides),
+        *(rows, rows, Buffer(2 * batch.sequences * batch.length * batch.kv_heads * batch.head * size, cold=True)),
+        *(integers(range(batch.sequences * pages)), integers((batch.length,) * batch.sequences)),
+        integers(batch.rows * each for each in range(batch.sequences + 1)),
+        *(Buffer(4), Buffer(4), batch.head**-0.5, batch.group, batch.sequences, page // table.TILE, pages),
+        *(2 * half, half // batch.kv_heads, half, *(heads * batch.head, batch.head) * 2),
     )
-    sample = tuple((0, 0, blocks * (2 * number + 1) // 8) for number in range(4))
-    products = 2 * batch.group * batch.head * each * sum(lengths)
-    launch = Launch((1, 1, blocks), arguments, f"tokens={tokens} before={before} format={kv_format}", sample)
-    launch = dataclasses.replace(launch, products=products)
-    return Planned("attention_prefill", FAMILY, qwen38.ATTENTION_LAYERS, spec, launch)
+    # Of the grid, the blocks that have rows; the one in the middle sees as much as they do on average.
+    blocks = batch.sequences * -(-batch.rows * batch.group // table.PREFILL_ROWS)
+    seen = batch.length - (batch.rows - 1) / 2
+    products = round(2 * batch.tokens * heads * seen * batch.head)
+    launch = Launch((blocks, batch.kv_heads, 1), arguments, batch.shape, ((blocks // 2, 0, 0),), products=products)
+    return Planned(
+        *("attention_prefill", FAMILY, qwen38.ATTENTION_LAYERS),
+        *(table.prefill(batch.kv_format, batch.head), launch),
+    )

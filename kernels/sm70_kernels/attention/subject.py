@@ -125,13 +125,16 @@ SUBJECTS = (
     *(
         Subject(
             operator=name,
-            kernels=("attention_decode", "attention_reduce"),
+            kernels=kernels,
             inputs=_attended,
             run=partial(_attend, getattr(torch.ops.sm70, name)),
             reference=partial(attend, getattr(reference, name), False),
             moved_bytes=_attend_bytes,
             gate=GATE,
         )
-        for name in ("attention_decode", "attention_prefill")
+        for name, kernels in (
+            ("attention_decode", ("attention_decode", "attention_reduce")),
+            ("attention_prefill", ("attention_prefill",)),
+        )
     ),
 )

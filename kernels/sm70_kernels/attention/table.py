@@ -35,6 +35,14 @@ REDUCE = Kernel(
     params="PPPPPiiiiqq",
     constants=("THREADS", "D", "MOST"),
 )
+PREFILL = Kernel(
+    "attention_prefill",
+    source="attention/prefill.cu",
+    entry="attention_prefill",
+    params="PPPPPPPPfiiiiIIIqqqq",
+    constants=("THREADS", "FORMAT", "D", "SHARED"),
+    awaits_gpu=True,
+)
 
 FORMATS = {"auto": 0, "fp8_e4m3": 1, "fp8_e5m2": 2}
 HEADS = (64, 128, 256)
@@ -47,6 +55,10 @@ ROWS = 8
 """Rows of an m8n8k4 tile."""
 MOST_ROW_TILES = 6
 """Row tiles of a thread block: 8 query rows of 6 heads. More rows take another pass over the context."""
+PREFILL_ROWS = 64
+"""Rows of a thread block of prefill, in which query heads of a KV head count each."""
+_PREFILL_WARPS = 8
+_PREFILL_COLUMN_GROUPS = 4
 
 
 class Variant(NamedTuple):
@@ -129,6 +141,20 @@ def decode(kv_format: int, head: int, row_tiles: int, variant: Variant) -> Speci
     return Specialisation(DECODE, constants | {"RESIDENT": variant.resident, "SHARED": shared}, shared)
 
 
+def prefill_blocks(tokens: int, sequences: int, group: int) -> int:
+    """Return thread blocks of prefill that are enough however `tokens` rows are shared out among `sequences`."""
+    return tokens * group // PREFILL_ROWS + min(sequences, tokens)
+
+
+@cache
+def prefill(kv_format: int, head: int) -> Specialisation:
+    """Return the kernel that attends with the rows of a prefill chunk."""
+    # Queries and P with a piece of padding a row, and a float for each row and four of the warps.
+    shared = PREFILL_ROWS * (16 * (head // 8 + 1) + 16 * (CHUNK * TILE // 8 + 1) + 4 * _PREFILL_COLUMN_GROUPS)
+    constants = {"THREADS": 32 * _PREFILL_WARPS, "FORMAT": kv_format, "D": head, "SHARED": shared}
+    return Specialisation(PREFILL, constants, shared)
+
+
 @cache
 def reduction(head: int) -> Specialisation:
     """Return the kernel that puts partitions together."""
@@ -140,6 +166,7 @@ def _built_ahead() -> Iterator[Specialisation]:
         for kv_format in FORMATS.values():
             yield write(kv_format, head)
             yield from (decode(kv_format, head, tiles, SINGLE) for tiles in range(1, MOST_ROW_TILES + 1))
+            yield prefill(kv_format, head)
         yield reduction(head)
     yield from (decode(kv_format, qwen38.HEAD, 1, DUAL) for kv_format in FORMATS.values())
 

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 
 import torch
 
+from sm70_kernels.attention.pack import pack
+
 FP8 = {"fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}
 
 
@@ -98,3 +100,10 @@ class PagedCache:
 
 def relative(seen: torch.Tensor, wanted: torch.Tensor) -> float:
     return float(torch.linalg.vector_norm(seen.double() - wanted.double()) / torch.linalg.vector_norm(wanted.double()))
+
+
+def packed_pool(cache: PagedCache) -> torch.Tensor:
+    """Return the cache in the order of a GPU, its pages still apart."""
+    pool = cache.pool.clone()
+    pool[:, :2] = pack(cache.kv_cache)
+    return pool[:, :2]

@@ -63,4 +63,6 @@ def test_the_gpu_suite_runs_every_kernel_that_is_built_ahead() -> None:
             tiles = table.row_tiles(sizes["rows"] * sequences, sequences, sizes["group"])
             reached.add(table.decode(sizes["format"], head, tiles, table.variant(sequences, tiles, head)))
             reached.add(table.reduction(head))
+        if case.operator == "attention_prefill":
+            reached.add(table.prefill(sizes["format"], sizes["head"]))
     assert {spec.name for spec in table.SPECIALISATIONS} == {spec.name for spec in reached}

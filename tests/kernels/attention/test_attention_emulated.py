@@ -11,10 +11,10 @@ import torch
 
 from sm70_kernels.attention import cases, operator, subject, table
 from sm70_kernels.attention.kv_format import decoded, encoded
-from sm70_kernels.attention.pack import pack, unpack
+from sm70_kernels.attention.pack import unpack
 from sm70_kernels.proof.prove import prove
 from sm70_kernels.proof.subject import subjects
-from tests.kernels.attention.paged_caches import PagedCache, Sizes, integers, relative
+from tests.kernels.attention.paged_caches import PagedCache, Sizes, integers, packed_pool, relative
 from tests.kernels.kernel_emulation import COMPILER, Emulator
 
 if TYPE_CHECKING:
@@ -41,13 +41,6 @@ def on_the_cpu(emulator: Emulator, monkeypatch: pytest.MonkeyPatch) -> None:
     empty = torch.empty
     # What the kernels find in memory that was just allocated: not a number.
     monkeypatch.setattr(torch, "empty", lambda *shape, **how: empty(*shape, **how).fill_(torch.nan))
-
-
-def packed_pool(cache: PagedCache) -> torch.Tensor:
-    """Return the cache in the order of a GPU, its pages still apart."""
-    pool = cache.pool.clone()
-    pool[:, :2] = pack(cache.kv_cache)
-    return pool[:, :2]
 
 
 def attend(
