@@ -33,6 +33,9 @@ ATTENTION_COLUMNS = (2 * QUERY_HEADS + 2 * KEY_HEADS) * HEAD
 GDN_COLUMNS = 2 * (GDN_KEY_HEADS + GDN_HEADS) * GDN_HEAD
 """Queries, keys, values and z of a GDN layer (docs/checkpoints.md, "Shapes of each rank")."""
 
+EXPANDED_BYTES = 2 * (2 * INTERMEDIATE // 4) * HIDDEN
+"""Of the largest dense layer in FP16 at four ranks (85 MiB)."""
+
 RANKS = (1, 2, 4)
 """Sizes of a tensor-parallel group."""
 

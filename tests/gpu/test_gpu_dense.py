@@ -12,6 +12,7 @@ from sm70_kernels.dense import operator as dense
 from sm70_kernels.dense import tune as tuning
 from sm70_kernels.dense.cases import FORMS, dense_layers
 from sm70_kernels.dense.table import EXPAND_FROM, INVARIANT_ROWS, candidates, layer_of
+from sm70_kernels.launch import workspace
 from sm70_kernels.proof.prove import relative_error
 from sm70_kernels.proof.subject import subjects
 from sm70_kernels.registry import source_hash
@@ -105,8 +106,8 @@ def test_two_layers_may_run_at_once_on_two_streams() -> None:
 def test_weights_expanded_in_several_goes_give_the_same_result(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     run, arguments = layer(EXPAND_FROM, *SHORT[kind])
     whole = run(*arguments)
-    small = torch.full((640 * 32 * 2 * 7,), float("nan"), dtype=torch.float16, device=GPU)
-    monkeypatch.setattr(dense, "_WORKSPACES", {arguments[0].device: small})
+    small = torch.full((640 * 32 * 2 * 7 * 2,), 0xFF, dtype=torch.uint8, device=GPU)
+    monkeypatch.setattr(workspace, "_MADE", {arguments[0].device: small})
     # The library may add in another order for another number of columns.
     assert relative_error(run(*arguments), whole) < 5e-4
 

@@ -117,15 +117,15 @@ def pack_channels(weight: torch.Tensor, scale: torch.Tensor, gated: bool) -> Pac
 
 
 def workspace_bytes() -> int:
-    """Return the bytes that the dense operators' workspaces take in this process."""
-    from sm70_kernels.dense.operator import workspace_bytes
+    """Return the bytes that the operators' workspaces take in this process."""
+    from sm70_kernels.launch import workspace
 
-    return workspace_bytes()
+    return workspace.reserved_bytes()
 
 
 @cache
 def reserve_workspace(device: torch.device) -> None:
-    """Take the memory in which the dense operators expand weights for many rows, so that it is counted at load."""
-    from sm70_kernels.dense.operator import reserve_workspace
+    """Take the memory that operators need between their launches, so that it is counted at load."""
+    from sm70_kernels.launch import workspace
 
-    reserve_workspace(device)
+    workspace.reserve(device)

@@ -5,8 +5,8 @@
 //     heads    for each value head: both products decayed                  -> within
 //              (1 + A)^-1 of the strictly lower triangle A, in FP32         -> solved
 //
-// grid = (chunks that there may be at most, key_heads). A block finds its sequence by counting chunks; those beyond the
-// last do nothing. Layouts are those of gdn/decode.cu; the workspace's is in gdn/chunk.cuh. sequences has a slot each; a
+// grid = (chunks at a time, key_heads), the first of which is chunk `first_chunk` of all sequences in turn. A block finds its
+// sequence by counting chunks; those beyond the last do nothing. Layouts are those of gdn/decode.cu; the workspace's is in gdn/chunk.cuh. sequences has a slot each; a
 // slot that is none, or padding, is left to gdn/prefill.cu.
 #include "gdn/chunk.cuh"
 #include "gdn/convolution.cuh"
@@ -121,9 +121,9 @@ extern "C" __global__ void __launch_bounds__(THREADS)
                const unsigned short* a, const unsigned short* conv_state, const unsigned short* conv_weight,
                const float* a_log, const void* dt_bias, const int* query_start_loc, const int* state_indices,
                const unsigned char* has_initial_state, int sequences, int key_heads, int value_heads, int slots,
-               int wide_bias, int tokens, long long mixed_token, long long b_token, long long a_token, long long conv_slot,
+               int wide_bias, int tokens, int first_chunk, long long mixed_token, long long b_token, long long a_token, long long conv_slot,
                long long conv_column) {
-    int sequence = 0, number = blockIdx.x, rows = 0;
+    int sequence = 0, number = first_chunk + blockIdx.x, rows = 0;
     for (; sequence < sequences; ++sequence) {
         rows = chunk::rows_of(query_start_loc, sequence, tokens);
         if (number < chunk::chunks_of(rows)) break;

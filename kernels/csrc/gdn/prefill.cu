@@ -12,7 +12,9 @@
 // The powers of two keep what is rounded to halves near 1, however small gates make it. A warp has eight tokens of a chunk,
 // and 16 keys of the state. Fragments that are one warp's come from the workspace to registers; S, y and W are shared.
 //
-// The block also moves the history of its channels on. A negative state index is padding: zeros, and nothing else is
+// The workspace holds `held` chunks from `first_chunk` on, counted over all sequences in turn: a launch takes those alone, and
+// the state goes through ssm_state, in FP32, from one launch to the next. With a sequence's last chunk the block also moves
+// the history of its channels on. A negative state index is padding: zeros, and nothing else is
 // touched. One that is no slot gives NaN. Layouts are those of gdn/decode.cu.
 #include "gdn/chunk.cuh"
 
@@ -70,7 +72,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
     gdn_prefill(unsigned short* out, const uint4* key_work, const uint4* value_work, const unsigned short* mixed_qkv,
                 unsigned short* conv_state, float* ssm_state, const int* query_start_loc, const int* state_indices,
                 const unsigned char* has_initial_state, int key_heads, int value_heads, int slots, int tokens,
-                long long mixed_token, long long conv_slot, long long conv_column, long long ssm_slot) {
+                int first_chunk, int held, long long mixed_token, long long conv_slot, long long conv_column, long long ssm_slot) {
     const int sequence = blockIdx.z, head = blockIdx.y, column = blockIdx.x * COLUMNS, warp = threadIdx.x / 32;
     const int lane = threadIdx.x % 32, slot = state_indices[sequence], group = value_heads / key_heads;
     const int rows = chunk::rows_of(query_start_loc, sequence, tokens), key_head = head / group;
@@ -78,13 +80,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
     const long long first = query_start_loc[sequence], width = static_cast<long long>(value_heads) * HEAD;
     unsigned short* const results = out + first * width + head * HEAD + column;
     if (slot < 0 || slot >= slots) {
+        if (first_chunk != 0) return;
         for (int i = threadIdx.x; i < rows * COLUMNS; i += THREADS) {
             store_2(results + i / COLUMNS * width + i % COLUMNS, slot < 0 ? 0 : 0x7FFF);
         }
         return;
     }
-    int number = 0;
-    for (int s = 0; s < sequence; ++s) number += chunk::chunks_of(chunk::rows_of(query_start_loc, s, tokens));
+    int before = 0;
+    for (int s = 0; s < sequence; ++s) before += chunk::chunks_of(chunk::rows_of(query_start_loc, s, tokens));
+    const int chunks = chunk::chunks_of(rows), own_first = max(first_chunk - before, 0);
+    const int own_end = min(first_chunk + held - before, chunks);
+    if (own_first >= own_end) return;
 
     // A lane's places. Quad-pairs: two tiles of value columns, times the two of whatever else there are.
     const int tile = m8n8k4::quad_pair(lane) & 1, other = m8n8k4::quad_pair(lane) >> 1;
@@ -93,7 +99,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
     float* const states = ssm_state + slot * ssm_slot + static_cast<long long>(head * HEAD + column + 8 * tile) * HEAD +
                           16 * warp + 8 * other;
     float state[8] = {};  // values 8 * tile + c_row, keys 16 * warp + 8 * other + c_column
-    if (carried) {
+    if (carried || own_first > 0) {
 #pragma unroll
         for (int i = 0; i < 8; i += 2) {
             const uint2 raw = load_8_here(states + m8n8k4::c_row(lane, i) * HEAD + m8n8k4::c_column(lane, i));
@@ -106,9 +112,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
     __shared__ uint4 writes[COLUMNS * TOKEN_ROW], kept[COLUMNS * TOKEN_ROW];
     __shared__ float greatest[3][WARPS];
 #pragma unroll 1
-    for (int begin = 0; begin < rows; begin += CHUNK, ++number) {
-        const uint4* const keys = key_work + (static_cast<long long>(number) * key_heads + key_head) * chunk::KEY_PIECES;
-        const uint4* const own = value_work + (static_cast<long long>(number) * value_heads + head) * chunk::VALUE_PIECES;
+    for (int number = own_first; number < own_end; ++number) {
+        const int begin = number * CHUNK;
+        const long long place = before + number - first_chunk;
+        const uint4* const keys = key_work + (place * key_heads + key_head) * chunk::KEY_PIECES;
+        const uint4* const own = value_work + (place * value_heads + head) * chunk::VALUE_PIECES;
         const float* const since = reinterpret_cast<const float*>(own + chunk::GATES);
 
         // Registers hold one half of what comes from the workspace at a time: each is asked for long before its use.
@@ -247,7 +255,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
                 make_uint2(__float_as_uint(state[i]), __float_as_uint(state[i + 1])));
     }
     // Values' channels by each block, the queries' and the keys' by those of their first value head.
-    if (threadIdx.x < 3 * COLUMNS / 4) {
+    if (own_end == chunks && threadIdx.x < 3 * COLUMNS / 4) {
         const int kind = threadIdx.x / (COLUMNS / 4), at = column + threadIdx.x % (COLUMNS / 4) * 4;
         const int channel = kind == 0 ? (2 * key_heads + head) * HEAD + at : ((kind - 1) * key_heads + key_head) * HEAD + at;
         if (kind == 0 || head % group == 0) {

@@ -6,7 +6,6 @@ The number of rows decides inside the operator how it is done, so that one compi
 from __future__ import annotations
 
 import contextlib
-import threading
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -15,48 +14,18 @@ import torch
 from sm70_kernels import dispatch
 from sm70_kernels.dense import reference, table
 from sm70_kernels.dense.choice import expands, tactic_for
-from sm70_kernels.dense.table import BLOCK, COUNTERS, GATED_ROWS, TILE, WORKSPACE_BYTES, Layer
-from sm70_kernels.errors import KernelError
+from sm70_kernels.dense.table import BLOCK, COUNTERS, GATED_ROWS, TILE, Layer
 from sm70_kernels.launch import launch
 from sm70_kernels.launch.layout import packed, rows_of, sixteen_bytes, stride
 from sm70_kernels.launch.outputs import new
 from sm70_kernels.launch.turns import in_turn
+from sm70_kernels.launch.workspace import reserve
 from sm70_kernels.torch_library import laid_out, refused, register
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from sm70_kernels.dense.table import Tactic
-
-_WORKSPACES: dict[torch.device, torch.Tensor] = {}
-_RESERVING = threading.Lock()
-
-
-def reserve_workspace(device: torch.device) -> torch.Tensor:
-    """Return a device's workspace for expanded weights, made on the first call; do so before graphs are captured.
-
-    `cuda` is the current device. One serves all layers, which take turns (`launch.turns`). It is no argument of the
-    operators, because a compiled graph takes what it is given for an input. Raises KernelError when it would have to be
-    made during a capture: it would lie in the graph's own memory, and be given to others with it.
-    """
-    place = (
-        torch.device("cuda", torch.cuda.current_device()) if device.type == "cuda" and device.index is None else device
-    )
-    with _RESERVING:
-        if place not in _WORKSPACES:
-            if place.type == "cuda" and torch.cuda.is_current_stream_capturing():
-                raise KernelError(
-                    "launch_failed:dense_expand",
-                    f"the workspace of {place} is wanted during a graph capture and is not there: "
-                    "call dense.operator.reserve_workspace before",
-                )
-            _WORKSPACES[place] = torch.empty(WORKSPACE_BYTES // 2, dtype=torch.float16, device=place)
-        return _WORKSPACES[place]
-
-
-def workspace_bytes() -> int:
-    """Return the bytes of all workspaces of this process."""
-    return sum(each.nbytes for each in _WORKSPACES.values())
 
 
 def native(
@@ -91,7 +60,7 @@ def expanded(
     rows, k = x.shape
     halves, width = 2 if layer.gated else 1, layer.blocks * BLOCK
     tiles = layer.tiles // halves
-    workspace = reserve_workspace(x.device)
+    workspace = reserve(x.device).view(torch.float16)
     at_once = min(workspace.numel() // (halves * TILE * width), tiles)
     assert at_once, f"one tile of K={k} is larger than the workspace"
     out = new((rows, n), x.dtype, x.device)

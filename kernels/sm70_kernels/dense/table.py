@@ -44,8 +44,8 @@ expansion of Qwen3.8-27B's gate and up at four ranks; published: 1Cat 1.3.0 cros
 (docs/volta.md, "Products of few rows")."""
 COUNTERS = 64
 """Thread blocks that share tiles with others, at most, in a launch that splits K over thread blocks."""
-WORKSPACE_BYTES = 2 * (2 * qwen38.INTERMEDIATE // 4) * qwen38.HIDDEN
-"""Of weights that are expanded at a time: the largest layer of Qwen3.8-27B at four ranks, whole (85 MiB)."""
+WORKSPACE_BYTES = qwen38.EXPANDED_BYTES
+"""Of weights that are expanded at a time."""
 
 GATED_ROWS = 4096
 """Rows whose gate and up are held as FP32 at a time, where weights expand: as much memory as 8192 rows of FP16."""

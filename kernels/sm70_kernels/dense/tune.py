@@ -17,6 +17,7 @@ from sm70_kernels.dense.choice import Choices
 from sm70_kernels.dense.pack import PackedDense, pack_channels
 from sm70_kernels.dense.table import Layer, Tactic, layer_of
 from sm70_kernels.errors import KernelError
+from sm70_kernels.launch import workspace
 from sm70_kernels.tuning.alike import first_of_the_best
 from sm70_kernels.tuning.record import check
 from sm70_kernels.tuning.trial import Candidate, Trial, microseconds
@@ -79,7 +80,7 @@ def tune(ranks: int, device: torch.device, report: Callable[[str], None], *, com
 
 def trials(ranks: int, device: torch.device) -> Iterator[Trial]:
     """Yield a trial for each dense layer of a rank and bucket of rows, of the tactics that are built ahead."""
-    operator.reserve_workspace(device)
+    workspace.reserve(device)
     for layer in dense_layers(ranks).values():
         shape = Shape(*layer)
         layers = _layers(shape, device)
@@ -99,7 +100,7 @@ def tune_layers(
     """
     timings: list[Timing] = []
     crossings: list[Crossing] = []
-    operator.reserve_workspace(device)
+    workspace.reserve(device)
     for shape in shapes:
         layers = _layers(shape, device)
         tried = {}

@@ -81,7 +81,8 @@ def prefill(sequences: int, length: int, key_heads: int, heads: int) -> tuple[La
     """Take `length` tokens of each sequence, all of which begin anew: the launches of both kernels."""
     head, tokens, taps = table.HEAD, sequences * length, table.WIDTH
     channels = (2 * key_heads + heads) * head
-    key_bytes, value_bytes = table.prefill_bytes(tokens, sequences, key_heads, heads)
+    chunks = table.prefill_chunks(tokens, sequences)
+    key_bytes, value_bytes = (chunks * each for each in table.chunk_bytes(key_heads, heads))
     keys, values = Buffer(key_bytes, cold=key_bytes + value_bytes > L2_BYTES), Buffer(value_bytes, cold=True)
     mixed, gate = activations(2 * tokens * channels), activations(2 * tokens * heads)
     history = Buffer(2 * sequences * channels * (taps - 1), cold=True)
@@ -90,10 +91,10 @@ def prefill(sequences: int, length: int, key_heads: int, heads: int) -> tuple[La
     shape = f"sequences={sequences} length={length} heads={key_heads}+{heads}"
     conv = (channels * (taps - 1), channels)
     first = Launch(
-        (table.prefill_chunks(tokens, sequences), key_heads, 1),
+        (chunks, key_heads, 1),
         (
             *(keys, values, mixed, gate, gate, history, *weights, *where),
-            *(sequences, key_heads, heads, sequences, 0, tokens, channels, heads, heads, *conv),
+            *(sequences, key_heads, heads, sequences, 0, tokens, 0, channels, heads, heads, *conv),
         ),
         shape,
         closing=0,
@@ -104,7 +105,7 @@ def prefill(sequences: int, length: int, key_heads: int, heads: int) -> tuple[La
         (head // table.CHUNK_COLUMNS, heads, sequences),
         (
             *(out, keys, values, mixed, history, states, *where),
-            *(key_heads, heads, sequences, tokens, channels, *conv, heads * head * head),
+            *(key_heads, heads, sequences, tokens, 0, chunks, channels, *conv, heads * head * head),
         ),
         shape,
         closing=0,

@@ -9,6 +9,8 @@ import torch
 from sm70_kernels.gdn import table
 from sm70_kernels.launch import launch
 from sm70_kernels.launch.layout import stride
+from sm70_kernels.launch.turns import in_turn
+from sm70_kernels.launch.workspace import reserve
 
 if TYPE_CHECKING:
     from sm70_kernels.gdn.checks import Layer
@@ -25,29 +27,36 @@ def misfit(layer: Layer, where: tuple[torch.Tensor, ...], key_heads: int) -> str
 def prefill(layer: Layer, where: tuple[torch.Tensor, ...], out: torch.Tensor, key_heads: int) -> None:
     """Take many tokens of each sequence. `where` is query_start_loc, state_indices and has_initial_state.
 
-    Lengths are read on the device. Takes `table.prefill_bytes` of memory while it runs.
+    Lengths are read on the device. As many chunks are worked at a time as the workspace holds, which changes no bit.
     """
     mixed_qkv, b, a, conv_state, conv_weight, ssm_state, a_log, dt_bias = layer
     slots, heads = ssm_state.shape[:2]
     tokens, sequences = mixed_qkv.shape[0], where[1].shape[0]
-    key_bytes, value_bytes = table.prefill_bytes(tokens, sequences, key_heads, heads)
-    keys, values = (torch.empty(size, dtype=torch.uint8, device=out.device) for size in (key_bytes, value_bytes))
-    chunks, walk = table.prefill()
+    workspace, of_chunk = reserve(out.device), table.chunk_bytes(key_heads, heads)
+    whole, at_once = table.prefill_chunks(tokens, sequences), workspace.numel() // sum(of_chunk)
+    assert at_once, f"a chunk of {heads} heads is larger than the workspace"
+    first_kernel, second_kernel = table.prefill()
     conv = (conv_state.stride(0), conv_state.stride(2))
-    launch(
-        chunks,
-        (table.prefill_chunks(tokens, sequences), key_heads, 1),
-        (
-            *(keys, values, mixed_qkv, b, a, conv_state, conv_weight, a_log, dt_bias, *where),
-            *(sequences, key_heads, heads, slots, int(dt_bias.dtype == torch.float32), tokens),
-            *(stride(mixed_qkv, 0), stride(b, 0), stride(a, 0), *conv),
-        ),
-    )
-    launch(
-        walk,
-        (table.HEAD // table.CHUNK_COLUMNS, heads, sequences),
-        (
-            *(out, keys, values, mixed_qkv, conv_state, ssm_state, *where),
-            *(key_heads, heads, slots, tokens, stride(mixed_qkv, 0), *conv, ssm_state.stride(0)),
-        ),
-    )
+    wide_bias = int(dt_bias.dtype == torch.float32)
+    with in_turn(workspace):
+        for first in range(0, whole, at_once):
+            held = min(at_once, whole - first)
+            keys, values = workspace, workspace[held * of_chunk[0] :]
+            launch(
+                first_kernel,
+                (held, key_heads, 1),
+                (
+                    *(keys, values, mixed_qkv, b, a, conv_state, conv_weight, a_log, dt_bias, *where),
+                    *(sequences, key_heads, heads, slots, wide_bias, tokens, first),
+                    *(stride(mixed_qkv, 0), stride(b, 0), stride(a, 0), *conv),
+                ),
+            )
+            launch(
+                second_kernel,
+                (table.HEAD // table.CHUNK_COLUMNS, heads, sequences),
+                (
+                    *(out, keys, values, mixed_qkv, conv_state, ssm_state, *where),
+                    *(key_heads, heads, slots, tokens, first, held),
+                    *(stride(mixed_qkv, 0), *conv, ssm_state.stride(0)),
+                ),
+            )

@@ -28,7 +28,7 @@ CHUNKS = Kernel(
     "gdn_chunks",
     source="gdn/chunks.cu",
     entry="gdn_chunks",
-    params="PPPPPPPPPPPPiiiiiiqqqqq",
+    params="PPPPPPPPPPPPiiiiiiiqqqqq",
     constants=("THREADS",),
     awaits_gpu=True,
 )
@@ -37,7 +37,7 @@ PREFILL = Kernel(
     "gdn_prefill",
     source="gdn/prefill.cu",
     entry="gdn_prefill",
-    params="PPPPPPPPPiiiiqqqq",
+    params="PPPPPPPPPiiiiiiqqqq",
     constants=("THREADS",),
     awaits_gpu=True,
 )
@@ -97,10 +97,9 @@ def prefill_chunks(tokens: int, sequences: int) -> int:
     return tokens // CHUNK + sequences
 
 
-def prefill_bytes(tokens: int, sequences: int, key_heads: int, heads: int) -> tuple[int, int]:
-    """Return the bytes of a prefill's workspace, for keys and for values."""
-    chunks = prefill_chunks(tokens, sequences)
-    return chunks * key_heads * KEY_BYTES, chunks * heads * VALUE_BYTES
+def chunk_bytes(key_heads: int, heads: int) -> tuple[int, int]:
+    """Return the bytes of a chunk in a prefill's workspace, for keys and for values."""
+    return key_heads * KEY_BYTES, heads * VALUE_BYTES
 
 
 def decode_tickets(key_heads: int) -> int:

@@ -12,6 +12,7 @@ import torch
 from sm70_kernels.cases import Case
 from sm70_kernels.dense import operator as dense
 from sm70_kernels.dense.table import Layer, Tactic, candidates, layer_of
+from sm70_kernels.launch import workspace
 from sm70_kernels.proof.prove import prove
 from sm70_kernels.proof.subject import subjects
 from tests.kernels.kernel_emulation import COMPILER, Emulator
@@ -32,7 +33,7 @@ def emulator(tmp_path_factory: pytest.TempPathFactory) -> Emulator:
 @pytest.fixture(autouse=True)
 def on_the_cpu(emulator: Emulator, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dense, "launch", emulator.launch)
-    monkeypatch.setattr(dense, "_WORKSPACES", {CPU: torch.full((2**16,), float("nan"), dtype=torch.float16)})
+    monkeypatch.setattr(workspace, "_MADE", {CPU: torch.full((2**17,), 0xFF, dtype=torch.uint8)})
 
 
 def checked(case: Case, run: Callable[..., torch.Tensor], emulator: Emulator, repeats: int = 2) -> None:

@@ -12,7 +12,6 @@ from sm70_kernels.dense import operator as dense
 from sm70_kernels.dense.choice import Choices
 from sm70_kernels.dense.pack import PackedDense, pack_blocks, pack_channels
 from sm70_kernels.dense.table import layer_of
-from sm70_kernels.errors import KernelError
 from sm70_kernels.proof.prove import relative_error
 
 if TYPE_CHECKING:
@@ -140,27 +139,6 @@ def test_the_number_of_rows_decides_and_a_record_may_decide_otherwise(adopted: N
     assert choice.tactic_for(layer_of(5120, 1536, False), 8) == table.candidates(layer_of(5120, 1536, False), 8)[0]
     assert choice.expands(one, 200)
     assert not choice.expands(layer_of(5120, 1536, False), 200)
-
-
-def test_the_workspace_is_made_once_for_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dense, "_WORKSPACES", {})
-    monkeypatch.setattr(dense, "WORKSPACE_BYTES", 4096)
-    made = dense.reserve_workspace(torch.device("cpu"))
-    assert made.numel() * made.element_size() == 4096
-    assert dense.reserve_workspace(torch.device("cpu")) is made
-
-
-def test_the_workspace_of_the_current_device_is_that_of_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dense, "_WORKSPACES", {torch.device("cuda:1"): torch.zeros(1)})
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
-    assert dense.reserve_workspace(torch.device("cuda")) is dense.reserve_workspace(torch.device("cuda:1"))
-
-
-def test_no_workspace_is_made_during_a_capture(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dense, "_WORKSPACES", {})
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
-    with pytest.raises(KernelError, match="the workspace of cuda:0 is wanted during a graph capture"):
-        dense.reserve_workspace(torch.device("cuda:0"))
 
 
 def test_a_gate_and_an_up_beyond_fp16_are_no_fault() -> None:

@@ -117,7 +117,7 @@ def timed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr("sm70_kernels.timing.rotations", lambda *_: 2)
     monkeypatch.setattr("sm70_kernels.timing.graph_microseconds", lambda *_, **__: float(next(times)) ** 2 / 1000)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: CARD)
-    monkeypatch.setattr("sm70_kernels.dense.operator.reserve_workspace", lambda device: None)
+    monkeypatch.setattr("sm70_kernels.launch.workspace.reserve", lambda device: None)
     monkeypatch.setattr("sm70_kernels.dense.operator.native", lambda x, *_: x.new_zeros(x.shape[0], 4))
     return []
 

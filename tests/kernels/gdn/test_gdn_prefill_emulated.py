@@ -12,6 +12,7 @@ from sm70_kernels.cases import Case
 from sm70_kernels.gdn import operator as gdn
 from sm70_kernels.gdn import prefill, reference, table
 from sm70_kernels.gdn.subject import run as run_on
+from sm70_kernels.launch import workspace
 from sm70_kernels.proof.prove import prove, relative_error
 from sm70_kernels.proof.subject import subjects
 from tests.kernels.kernel_emulation import COMPILER, Emulator
@@ -112,8 +113,21 @@ def test_a_state_is_right_where_a_chunk_forgets_at_its_end(on_gpu: Callable[...,
     assert relative_error(state[slot], wanted[slot]) < STATE_GATE
 
 
-def test_the_workspace_holds_every_chunk_that_there_may_be() -> None:
+def test_a_small_workspace_changes_no_bit(on_gpu: Callable[..., torch.Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Six chunks, three at a time: the second sequence begins without a state in one launch and ends in the next."""
+    case = case_of(sequences=4, length=70, value_heads=1, padding=1)
+    arguments = [list(subjects()["gdn_prefill"].inputs(case, CPU)) for _ in range(2)]
+    at_once = on_gpu(*arguments[0])
+    small = torch.full((3 * sum(table.chunk_bytes(1, 1)),), 0xFF, dtype=torch.uint8)
+    monkeypatch.setattr(workspace, "_MADE", {CPU: small})
+    assert torch.equal(on_gpu(*arguments[1]), at_once)
+    for one, other in zip(*arguments, strict=True):
+        assert not torch.is_tensor(one) or torch.equal(one, other)
+
+
+def test_every_chunk_that_there_may_be_is_launched() -> None:
     for lengths in ([1, 1, 1], [64], [65, 127, 1], [8192]):
         chunks = sum(-(-length // table.CHUNK) for length in lengths)
         assert chunks <= table.prefill_chunks(sum(lengths), len(lengths))
-    assert sum(table.prefill_bytes(8192, 1, 4, 12)) < 80e6
+    # A chunk of the profile's budget goes at once.
+    assert workspace.BYTES // sum(table.chunk_bytes(4, 12)) >= 8192 // table.CHUNK

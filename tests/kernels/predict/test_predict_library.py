@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sm70_kernels.dense import operator, table
 from sm70_kernels.dense import predict as dense
+from sm70_kernels.dense import table
 from sm70_kernels.dense.predict import Call, Run
 from sm70_kernels.dense.table import EXPAND_FROM
+from sm70_kernels.launch import workspace
 from sm70_kernels.predict import __main__ as command
 from sm70_kernels.predict import library, step
 from sm70_kernels.predict.constants import constants
@@ -83,8 +84,7 @@ def test_the_rates_are_those_of_their_sources() -> None:
 
 
 def test_the_workspace_is_the_operators() -> None:
-    # A name of the operator's module too: tests replace it there.
-    assert vars(operator)["WORKSPACE_BYTES"] == table.WORKSPACE_BYTES
+    assert table.WORKSPACE_BYTES == workspace.BYTES
 
 
 def test_gate_and_up_of_four_ranks_are_expanded_at_once() -> None:
