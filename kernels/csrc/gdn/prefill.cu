@@ -110,7 +110,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
     __shared__ uint4 shared_state[COLUMNS * STATE_ROW];      // [value][key]
     __shared__ uint4 sides[COLUMNS * TOKEN_ROW];             // [value][token], and so the two below
     __shared__ uint4 writes[COLUMNS * TOKEN_ROW], kept[COLUMNS * TOKEN_ROW];
-    __shared__ float greatest[2][WARPS];
+    __shared__ float greatest[3][WARPS];
 #pragma unroll 1
     for (int number = own_first; number < own_end; ++number) {
         const int begin = number * CHUNK;
@@ -202,11 +202,20 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
             const int step = 2 * i + other;
             within[i] = step <= warp ? load_16_l1(own + chunk::of_square(8 * warp + a_row, step)) : make_uint4(0, 0, 0, 0);
         }
+        // A scale of their own for those that are kept: a chunk whose last tokens forget leaves little of all of them.
+        most = 0.0f;
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+            if (!other) continue;
+            write[i] *= expf(whole - since_of[i / 2 % 2]);
+            most = fmaxf(most, fabsf(write[i]));
+        }
+        const Scale of_kept = scale_of(greatest_of_block(most, greatest[2]));
 #pragma unroll
         for (int i = 0; i < 8; ++i) {
             const int at = (8 * tile + m8n8k4::c_column(lane, i)) * TOKEN_ROW * 8 + 8 * warp + m8n8k4::c_row(lane, i);
-            const float left = other ? write[i] * expf(whole - since_of[i / 2 % 2]) : write[i];
-            reinterpret_cast<unsigned short*>(other ? kept : writes)[at] = float_to_half(left);
+            const float put = other ? write[i] * of_kept.up : write[i];
+            reinterpret_cast<unsigned short*>(other ? kept : writes)[at] = float_to_half(put);
         }
         __syncthreads();
 
@@ -235,9 +244,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
                 spread[step % SPREAD_AHEAD] = load_16_l1(key + 8 * (step + SPREAD_AHEAD));
             }
         }
-        const float stays = expf(whole);
+        const float stays = expf(whole), grows = of_sides.down * of_kept.down;
 #pragma unroll
-        for (int i = 0; i < 8; ++i) state[i] = fmaf(grown[i], of_sides.down, stays * state[i]);
+        for (int i = 0; i < 8; ++i) state[i] = fmaf(grown[i], grows, stays * state[i]);
     }
 
 #pragma unroll
