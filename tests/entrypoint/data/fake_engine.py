@@ -204,6 +204,9 @@ def main() -> None:
 
     signal.signal(signal.SIGTERM, signal.SIG_IGN if MODE == "stubborn" else stop)
     load()
+    # An engine answers after its core has started, never before.
+    while MODE != "unproven" and not (RUN / "plugins" / f"{children[0].pid}.json").exists():
+        time.sleep(0.01)
     threading.Thread(target=beat, daemon=True).start()
     if MODE == "chatty":
         threading.Thread(target=chat, daemon=True).start()

@@ -8,6 +8,7 @@ from sm70_kernels.attention import cases, predict, table
 from sm70_kernels.predict.machine.cubin import code_of
 
 
+@pytest.mark.needs("engine")
 @pytest.mark.parametrize("variant", [table.SINGLE, table.DUAL], ids=str)
 @pytest.mark.parametrize("kv_format", table.FORMATS.values())
 def test_a_batch_of_loads_is_under_way_while_the_one_before_is_used(kv_format: int, variant: table.Variant) -> None:
@@ -39,6 +40,7 @@ def test_a_batch_of_loads_is_under_way_while_the_one_before_is_used(kv_format: i
     assert ahead == 1 if variant is table.SINGLE else ahead > 0.85
 
 
+@pytest.mark.needs("engine")
 @pytest.mark.parametrize(
     ("batch", "goal"),
     [(predict.Batch(1, 2048, 1, 1), 20.0), (predict.Batch(2, 2048, 8, 1), 40.0)],
