@@ -40,9 +40,9 @@ class Counters:
     def of_route(self, route: str, *, serves: bool = True) -> dict[str, int]:
         """Return the counts of one route.
 
-        `dispatched` is how often its own code ran, 0 where it never did; of one that is off and does not serve, only
-        operators count that are no other route's. Counts that begin with the route's name follow
-        by what comes after the dot, then those of its operators: `OPERATOR.PROVIDER` calls, and their rows.
+        `dispatched` is how often its own code ran, 0 where it never did. A route that does not serve counts no kernel
+        of an operator that another route owns. Counts that begin with the route's name follow by what comes after the
+        dot, then those of its operators: `OPERATOR.PROVIDER` calls, and their rows.
         """
         operators = ROUTES[route].operators
         kernels = ALONE.get(route, tuple(f"{each}.kernel" for each in operators if serves or OWNER[each] == route))

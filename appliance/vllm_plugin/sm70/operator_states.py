@@ -57,17 +57,16 @@ def off(
         if own or theirs:
             found[name] = own or theirs or ""
     grouped = GROUPED.get(kv_format)
-    if grouped and (why := switched_off(states[grouped], grouped)):
-        found.setdefault("attention_decode", why)
+    if grouped and switched_off(grouped, states[grouped].reason):
+        found.setdefault("attention_decode", states[grouped].reason or "")
     if reasons := [found[name] for name in PAGES if name in found]:
         found = dict.fromkeys((*PAGES, "attention_prefill"), reasons[0]) | found
     return found
 
 
-def switched_off(state: RouteState, name: str) -> str:
-    """Return the reason of a route that its switch turns off; empty where none does."""
-    switches = (report.USER_OVERRIDE, report.unequal(ROUTES[name].switch, actual=False, expected=True))
-    return state.reason or "" if state.reason in switches else ""
+def switched_off(route: str, reason: str | None) -> bool:
+    """Say whether a route's reason is its switch."""
+    return reason in (report.USER_OVERRIDE, report.unequal(ROUTES[route].switch, actual=False, expected=True))
 
 
 def with_owners(states: Mapping[str, RouteState]) -> dict[str, RouteState]:

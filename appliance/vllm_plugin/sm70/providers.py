@@ -9,6 +9,7 @@ import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from appliance.acceleration import report
 from appliance.acceleration.routes import OWNER, ROUTES
 from appliance.vllm_plugin.sm70 import operators, rank_report, routes
 
@@ -47,7 +48,8 @@ def choose(operator: str, *, kernel: bool, off: str, cuda: bool, triton: Callabl
         return Choice(operator, "reference", "no CUDA device: the reference is the CPU's path")
     if kernel and not off:
         return Choice(operator, "kernel", "")
-    why = off if kernel or off.startswith("kernel_awaits_gpu:") else "no kernel of ours in this build"
+    told = kernel or off == report.kernel_awaits_gpu(operator)
+    why = off if told else "no kernel of ours in this build"
     if triton is None:
         return Choice(operator, "reference", f"{why}; upstream has no kernel that is usable on SM70")
     failed = triton()

@@ -126,8 +126,8 @@ def _launch_decode_attention(states: Mapping[str, RouteState], environment: Mapp
     """Let decode attention's kernel be launched as its routes say; both change what a captured graph holds."""
     dual = states["dual_attention_b16"].state == "enabled"
     border = admission.min_batch(environment) or admission.MIN_BATCH_DEFAULT
-    switched = operator_states.switched_off(states["long_context"], "long_context")
-    operators.launch_decode_attention(border if dual else None, split=not switched)
+    whole = operator_states.switched_off("long_context", states["long_context"].reason)
+    operators.launch_decode_attention(border if dual else None, split=not whole)
 
 
 def _into_compile_key(config: Any, off: Mapping[str, str]) -> None:  # noqa: ANN401 - vLLM's VllmConfig

@@ -185,7 +185,7 @@ def _server(route: Route, facts: Facts, reason: str | None) -> str:
     """Return who computes a route's layers. On a CPU our operators are plain torch, and serve unless switched off."""
     if reason is None:
         return KERNEL
-    switched = bool(operator_states.switched_off(RouteState("disabled", reason), route.name))
+    switched = operator_states.switched_off(route.name, reason)
     defined = bool(route.operators) and all(name in facts.operators for name in route.operators)
     if facts.capability is None and defined and not switched:
         return REFERENCE

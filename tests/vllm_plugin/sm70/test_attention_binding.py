@@ -8,7 +8,7 @@ import pytest
 
 from appliance.acceleration.report import RouteState
 from appliance.acceleration.routes import ROUTES
-from appliance.vllm_plugin.sm70 import attention_providers, operators, providers, route_setup
+from appliance.vllm_plugin.sm70 import admission, attention_providers, operators, providers, route_setup
 from appliance.vllm_plugin.sm70.providers import Choice
 from sm70_kernels import dispatch
 from sm70_kernels.attention import operator as attention
@@ -70,3 +70,7 @@ def test_the_kernel_is_launched_as_its_routes_say(
     route_setup._launch_decode_attention(states, environment)
     assert (attention._WAY.dual_from, attention._WAY.split) == (dual, split)
     assert table.partitions(1, 1, attention._WAY.split).most == (80 if split else 1)
+
+
+def test_the_widths_that_are_admitted_are_the_kernels() -> None:
+    assert admission.HEADS == table.HEADS
