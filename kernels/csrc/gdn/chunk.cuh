@@ -3,12 +3,13 @@
 // The workspace holds fragments of m8n8k4 in the order in which lanes load them, in pieces of 16 bytes (8 halves):
 //
 //     keys    [chunk][key head][keys | queries | keys transposed]          1024 pieces each
-//     values  [chunk][value head][within | solved | values | gates]        512, 512, 1024 and 32 pieces
+//     values  [chunk][value head][within | solved | values | gates]        512, 512, 1024 and 48 pieces
 //
 // A matrix [rows][8 * steps] lies as [rows / 8][steps][8 rows]. keys and queries are [token][key], of length 1; transposed
 // they are [key][token]. within is q_i . k_j and decayed from j to i, 0 where j > i; solved is (1 + A)^-1 with A_ij =
 // beta_i k_i . k_j decayed, j < i; both [token][token], tiles right of the diagonal are not written. values are plain,
-// [token][HEAD]. gates are 64 floats of the logarithm of the decay since the chunk began, and 64 of beta.
+// [token][HEAD]. gates are 64 floats of the logarithm of the decay since the chunk began, 64 of beta, and 64 of
+// the logarithm of the decay from there to the chunk's end.
 // Tokens beyond the sequence's last have keys, queries and beta of 0 and leave the decay as it is.
 #pragma once
 #include "gdn/state.cuh"
@@ -30,7 +31,7 @@ constexpr int WIDE = CHUNK * HEAD / 8;  // pieces of [64][128]
 constexpr int SQUARE = CHUNK * CHUNK / 8;
 
 constexpr int QUERIES = WIDE, TRANSPOSED = 2 * WIDE, KEY_PIECES = 3 * WIDE;
-constexpr int SOLVED = SQUARE, VALUES = 2 * SQUARE, GATES = VALUES + WIDE, VALUE_PIECES = GATES + 2 * CHUNK * 4 / 16;
+constexpr int SOLVED = SQUARE, VALUES = 2 * SQUARE, GATES = VALUES + WIDE, VALUE_PIECES = GATES + 3 * CHUNK * 4 / 16;
 
 __device__ __forceinline__ int of_wide(int row, int step) { return (row / 8 * HEAD_STEPS + step) * 8 + row % 8; }
 __device__ __forceinline__ int of_square(int row, int step) { return (row / 8 * STEPS + step) * 8 + row % 8; }

@@ -6,8 +6,8 @@
 //              (1 + A)^-1 of the strictly lower triangle A, in FP32         -> solved
 //
 // grid = (chunks at a time, key_heads), the first of which is chunk `first_chunk` of all sequences in turn. A block finds its
-// sequence by counting chunks; those beyond the last do nothing. Layouts are those of gdn/decode.cu; the workspace's is in gdn/chunk.cuh. sequences has a slot each; a
-// slot that is none, or padding, is left to gdn/prefill.cu.
+// sequence by counting chunks; those beyond the last do nothing. Layouts are those of gdn/decode.cu; the workspace's is in
+// gdn/chunk.cuh. A sequence whose slot is none, or padding, is left to gdn/prefill.cu.
 #include "gdn/chunk.cuh"
 #include "gdn/convolution.cuh"
 
@@ -55,15 +55,30 @@ __device__ __forceinline__ void convolve_rows(const Inputs& inputs, const Taps& 
     }
 }
 
-// The logarithms of the decays of two tokens in each lane of a warp, added up from the chunk's first token on.
-__device__ __forceinline__ float2 added_up(float first, float second, int lane) {
-    float sum = first + second;
+// A sum of logarithms of decays, and what rounding took from it: where gates forget much it is large, and the difference of
+// two must keep its digits.
+struct Sum {
+    float high, low;
+};
+__device__ __forceinline__ Sum add(const Sum& a, const Sum& b) {
+    const float high = a.high + b.high, of_b = high - a.high;
+    return {high, (a.high - (high - of_b)) + (b.high - of_b) + (a.low + b.low)};
+}
+__device__ __forceinline__ float difference(const Sum& a, const Sum& b) { return (a.high - b.high) + (a.low - b.low); }
+
+// The sums of two tokens in each lane of a warp, from the chunk's first token on.
+__device__ __forceinline__ void add_up(const float (&decays)[2], int lane, Sum (&sums)[2]) {
+    Sum before = {0.0f, 0.0f}, sum = add({decays[0], 0.0f}, {decays[1], 0.0f});
 #pragma unroll
-    for (int distance = 1; distance < 32; distance *= 2) {
-        const float before = __shfl_sync(ALL_LANES, sum, lane - distance & 31, 32);
-        if (lane >= distance) sum += before;
+    for (int distance = 1; distance <= 32; distance *= 2) {
+        // At last the sum of all lanes before this one.
+        const int from = lane - (distance == 32 ? 1 : distance);
+        const Sum other = {__shfl_sync(ALL_LANES, sum.high, from & 31, 32), __shfl_sync(ALL_LANES, sum.low, from & 31, 32)};
+        if (from < 0) continue;
+        if (distance == 32) before = other;
+        else sum = add(other, sum);
     }
-    return make_float2(sum - second, sum);
+    sums[0] = add(before, {decays[0], 0.0f}), sums[1] = sum;
 }
 
 __device__ __forceinline__ float log_decay(float a, float a_log, float dt_bias) {
@@ -72,7 +87,8 @@ __device__ __forceinline__ float log_decay(float a, float a_log, float dt_bias) 
     return -expf(a_log) * (x > LINEAR_FROM ? x : log1pf(expf(x)));
 }
 
-// inverse <- (1 + lower)^-1 of the blocks on the diagonal, a column in each of 64 threads.
+// inverse <- (1 + lower)^-1 of the blocks on the diagonal, a column in each of 64 threads, and zero right of them as far as
+// `join` reads.
 __device__ __forceinline__ void solve_diagonal(float (*lower)[WIDTH], float (*inverse)[WIDTH]) {
     const int corner = threadIdx.x / BLOCK * BLOCK, column = threadIdx.x % BLOCK;
     float x[BLOCK];
@@ -83,6 +99,7 @@ __device__ __forceinline__ void solve_diagonal(float (*lower)[WIDTH], float (*in
         for (int l = 0; l < i; ++l) sum = fmaf(-lower[corner + i][corner + l], x[l], sum);
         x[i] = sum;
         inverse[corner + i][corner + column] = sum;
+        if (corner / BLOCK % 2 == 1) inverse[corner - BLOCK + i][corner + column] = 0.0f;
     }
 }
 
@@ -144,7 +161,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 
     // Inputs: each warp convolves its eight tokens, four channels a lane.
     __shared__ Shared shared_memory;
-    __shared__ float since[MOST_GROUP][CHUNK], beta[MOST_GROUP][CHUNK];
+    __shared__ Sum since[MOST_GROUP][CHUNK];
+    __shared__ float beta[MOST_GROUP][CHUNK];
     const int row = begin + 8 * warp, own = count - 8 * warp;
 #pragma unroll
     for (int kind = 0; kind < 2; ++kind) {
@@ -181,12 +199,17 @@ extern "C" __global__ void __launch_bounds__(THREADS)
             decays[i] = real ? log_decay(opened, rate, bias) : 0.0f;
             writes[i] = real ? __fdividef(1.0f, 1.0f + expf(-half_to_float(load_2(b + at * b_token + head)))) : 0.0f;
         }
-        const float2 sums = added_up(decays[0], decays[1], lane);
-        since[warp][2 * lane] = sums.x, since[warp][2 * lane + 1] = sums.y;
-        beta[warp][2 * lane] = writes[0], beta[warp][2 * lane + 1] = writes[1];
-        float* const left = reinterpret_cast<float*>(value_own + warp * chunk::VALUE_PIECES + chunk::GATES);
-        store_8(left + 2 * lane, make_uint2(__float_as_uint(sums.x), __float_as_uint(sums.y)));
-        store_8(left + CHUNK + 2 * lane, make_uint2(__float_as_uint(writes[0]), __float_as_uint(writes[1])));
+        Sum sums[2];
+        add_up(decays, lane, sums);
+        const Sum whole = {__shfl_sync(ALL_LANES, sums[1].high, 31, 32), __shfl_sync(ALL_LANES, sums[1].low, 31, 32)};
+        float* const left = reinterpret_cast<float*>(value_own + warp * chunk::VALUE_PIECES + chunk::GATES) + 2 * lane;
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            since[warp][2 * lane + i] = sums[i], beta[warp][2 * lane + i] = writes[i];
+            store_4(left + i, __float_as_uint(sums[i].high));
+            store_4(left + CHUNK + i, __float_as_uint(writes[i]));
+            store_4(left + 2 * CHUNK + i, __float_as_uint(difference(whole, sums[i])));
+        }
     }
     __syncthreads();
 
@@ -230,7 +253,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
                 float decayed[2];
 #pragma unroll
                 for (int j = 0; j < 2; ++j) {
-                    const float decay = expf(fminf(since[head][at] - since[head][column + j], 0.0f));
+                    const float decay = expf(fminf(difference(since[head][at], since[head][column + j]), 0.0f));
                     decayed[j] = column + j < at + (1 - of_keys) ? products[pair][i + j] * decay : 0.0f;
                 }
                 if (of_keys) {

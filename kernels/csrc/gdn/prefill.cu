@@ -126,13 +126,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
         for (int step = 0; step < AHEAD; ++step) looks[step] = load_16_l1(look + 8 * step);
         const uint4* const key = keys + chunk::TRANSPOSED + chunk::of_square(16 * warp + 8 * other + b_column, 0);
         unsigned values[4];
-        float since_of[2], beta_of[2];
+        float since_of[2], beta_of[2], until_of[2];
         const unsigned short* const value = reinterpret_cast<const unsigned short*>(own + chunk::VALUES) + column + 8 * tile;
 #pragma unroll
         for (int i = 0; i < 8; i += 2) {
             const int token = 8 * warp + m8n8k4::c_row(lane, i);
             values[i / 2] = load_4_l1(value + token * HEAD + m8n8k4::c_column(lane, i));
-            if (i < 4) since_of[i / 2] = load_float(since + token), beta_of[i / 2] = load_float(since + CHUNK + token);
+            if (i >= 4) continue;
+            since_of[i / 2] = load_float(since + token), beta_of[i / 2] = load_float(since + CHUNK + token);
+            until_of[i / 2] = load_float(since + 2 * CHUNK + token);
         }
         const float whole = load_float(since + CHUNK - 1);
 
@@ -207,7 +209,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
 #pragma unroll
         for (int i = 0; i < 8; ++i) {
             if (!other) continue;
-            write[i] *= expf(whole - since_of[i / 2 % 2]);
+            write[i] *= expf(until_of[i / 2 % 2]);
             most = fmaxf(most, fabsf(write[i]));
         }
         const Scale of_kept = scale_of(greatest_of_block(most, greatest[2]));

@@ -30,7 +30,6 @@ CHUNKS = Kernel(
     entry="gdn_chunks",
     params="PPPPPPPPPPPPiiiiiiiqqqqq",
     constants=("THREADS",),
-    awaits_gpu=True,
 )
 
 PREFILL = Kernel(
@@ -39,7 +38,6 @@ PREFILL = Kernel(
     entry="gdn_prefill",
     params="PPPPPPPPPiiiiiiqqqq",
     constants=("THREADS",),
-    awaits_gpu=True,
 )
 
 HEAD = qwen38.GDN_HEAD
@@ -62,7 +60,7 @@ MOST_GROUP = 8
 
 KEY_BYTES = 3 * CHUNK * HEAD * 2
 """Of a chunk and key head in the workspace between the two kernels (csrc/gdn/chunk.cuh)."""
-VALUE_BYTES = (2 * CHUNK * CHUNK + CHUNK * HEAD) * 2 + 2 * CHUNK * 4
+VALUE_BYTES = (2 * CHUNK * CHUNK + CHUNK * HEAD) * 2 + 3 * CHUNK * 4
 """Of a chunk and value head there."""
 
 TICKETS = 16384

@@ -22,8 +22,8 @@
 #define __global__
 #define __forceinline__ inline
 #define __launch_bounds__(...)
-// One block at a time, so one copy serves them all.
-#define __shared__ static
+// One block at a time, so one copy serves them all; in a section of its own, so that each block finds no zeros there.
+#define __shared__ static __attribute__((section("shared_memory")))
 
 struct float2 {
     float x, y;
@@ -66,6 +66,12 @@ inline float rsqrtf(float value) { return 1.0f / std::sqrt(value); }
 inline float __expf(float value) { return std::exp(value); }
 inline float __fdividef(float dividend, float divisor) { return dividend / divisor; }
 
+// Where the section begins and ends, from the linker; null without any such variable.
+extern "C" {
+[[gnu::weak, gnu::visibility("hidden")]] extern unsigned char __start_shared_memory[];
+[[gnu::weak, gnu::visibility("hidden")]] extern unsigned char __stop_shared_memory[];
+}
+
 namespace device {
 
 struct Barrier {
@@ -107,7 +113,9 @@ inline bool run_block(int threads, std::mt19937& random) {
     constexpr std::size_t STACK = 128 * 1024;
     static std::vector<std::unique_ptr<char[]>> stacks;
     while (stacks.size() < static_cast<std::size_t>(threads)) stacks.emplace_back(new char[STACK]);
+    // What is read before it was written is no number.
     std::memset(shared, 0xFF, sizeof shared);
+    if (__start_shared_memory) std::memset(__start_shared_memory, 0xFF, __stop_shared_memory - __start_shared_memory);
     barriers.clear();
     fibers.assign(threads, {});
     ended.assign(threads, false);
