@@ -25,6 +25,7 @@
 #include "attention/context.cuh"
 #include "attention/partitions.cuh"
 #include "attention/queries.cuh"
+#include "attention/scores.cuh"
 #include "mma/m8n8k4.cuh"
 #include "ptx/exponent.cuh"
 #include "ptx/half.cuh"
@@ -34,8 +35,6 @@ namespace {
 constexpr int WARPS = THREADS / 32;
 constexpr int ROWS = 8 * MT;
 constexpr int TOKENS = CHUNK * kv::TILE;
-constexpr unsigned ALL = 0xFFFFFFFFu;
-constexpr float LOG2_E = 1.44269504f;
 
 using Way = Context<FORMAT, D, WARPS>;
 using Rows = Queries<ROWS, D, THREADS>;
@@ -52,21 +51,6 @@ struct State {
     float sum[Way::UNITS_EACH][MT][2];  // of this lane's own P; lanes and tiles are added up at the end
 };
 
-__device__ __forceinline__ float no_number() { return __uint_as_float(0x7FC00000u); }
-__device__ __forceinline__ float minus_infinity() { return __uint_as_float(0xFF800000u); }
-
-// The greatest, and the sum, over the eight lanes that have the same rows.
-__device__ __forceinline__ float greatest_of_row(float value) {
-    value = fmaxf(value, __shfl_xor_sync(ALL, value, 2));
-    value = fmaxf(value, __shfl_xor_sync(ALL, value, 4));
-    return fmaxf(value, __shfl_xor_sync(ALL, value, 8));
-}
-__device__ __forceinline__ float sum_of_row(float value) {
-    value += __shfl_xor_sync(ALL, value, 2);
-    value += __shfl_xor_sync(ALL, value, 4);
-    return value + __shfl_xor_sync(ALL, value, 8);
-}
-
 // c[row tile] += A B for the fragments of a loaded piece; A's rows are `stride` pieces apart.
 __device__ __forceinline__ void multiply(float (&c)[MT][8], const uint4& loaded, const uint4* a_row, int stride) {
     unsigned b[MMAS][2];
@@ -80,18 +64,6 @@ __device__ __forceinline__ void multiply(float (&c)[MT][8], const uint4& loaded,
             mma_m8n8k4(c[row], a[0], b[2 * i]);
             mma_m8n8k4(c[row], a[1], b[2 * i + 1]);
         }
-    }
-}
-
-// A lane's four scores of a row tile: two rows of two neighbouring tokens, the first of which is `first_token`. The halves
-// of the head, which lanes 8 apart have, are added; each of the two keeps four of the eight tokens.
-__device__ __forceinline__ int first_token(int lane) { return (lane & 4) * 2 + (lane & 8) / 2 + (lane & 2); }
-__device__ __forceinline__ void join(float (&scores)[4], const float (&c)[8], int lane, float factor) {
-    const bool upper = lane & 8;
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-        const float other = __shfl_xor_sync(ALL, upper ? c[i] : c[i + 4], 8);
-        scores[i] = ((upper ? c[i + 4] : c[i]) + other) * factor;
     }
 }
 

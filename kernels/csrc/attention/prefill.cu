@@ -19,6 +19,7 @@
 // on 16-byte boundaries.
 #include "attention/layout.cuh"
 #include "attention/queries.cuh"
+#include "attention/scores.cuh"
 #include "mma/m8n8k4.cuh"
 #include "ptx/exponent.cuh"
 #include "ptx/half.cuh"
@@ -32,8 +33,6 @@ constexpr int MT = 4;                             // row tiles of a warp
 constexpr int ROWS = 8 * MT * ROW_GROUPS;
 constexpr int CHUNK = 8;  // tiles
 constexpr int TOKENS = CHUNK * kv::TILE;
-constexpr unsigned ALL = 0xFFFFFFFFu;
-constexpr float LOG2_E = 1.44269504f;
 
 using Rows = Queries<ROWS, D, THREADS>;
 constexpr int PARTS = kv::bytes(FORMAT);
@@ -51,21 +50,6 @@ constexpr int VALUE_BATCHES = CHUNK * PARTS / DEEP;  // of a chunk
 static_assert(THREADS == 32 * ROW_GROUPS * COLUMN_GROUPS && WIDE * COLUMN_GROUPS == CHUNK, "a chunk is shared out evenly");
 static_assert(KEY_BATCHES % 2 == 0 && VALUE_BATCHES % 2 == 0, "a phase begins with the first of two sets of registers");
 static_assert(SHARED == Rows::BYTES + P_BYTES + ROWS * COLUMN_GROUPS * 4, "as the table computes it");
-
-__device__ __forceinline__ float no_number() { return __uint_as_float(0x7FC00000u); }
-__device__ __forceinline__ float minus_infinity() { return __uint_as_float(0xFF800000u); }
-
-// The greatest, and the sum, over the eight lanes that have the same rows.
-__device__ __forceinline__ float greatest_of_row(float value) {
-    value = fmaxf(value, __shfl_xor_sync(ALL, value, 2));
-    value = fmaxf(value, __shfl_xor_sync(ALL, value, 4));
-    return fmaxf(value, __shfl_xor_sync(ALL, value, 8));
-}
-__device__ __forceinline__ float sum_of_row(float value) {
-    value += __shfl_xor_sync(ALL, value, 2);
-    value += __shfl_xor_sync(ALL, value, 4);
-    return value + __shfl_xor_sync(ALL, value, 8);
-}
 
 using Sums = float[MT][8];
 
@@ -86,18 +70,6 @@ __device__ __forceinline__ void multiply(Sums (&c)[WIDE], const uint4 (&pieces)[
                 for (int i = 0; i < WIDE; ++i) mma_m8n8k4(c[i][row], a[k], b[i][2 * part + k]);
             }
         }
-    }
-}
-
-// A lane's four scores of a row tile: two rows of two neighbouring tokens, the first of which is `first_token`. The halves
-// of the head, which lanes 8 apart have, are added; each of the two keeps four of the eight tokens.
-__device__ __forceinline__ int first_token(int lane) { return (lane & 4) * 2 + (lane & 8) / 2 + (lane & 2); }
-__device__ __forceinline__ void join(float (&scores)[4], const float (&c)[8], int lane, float factor) {
-    const bool upper = lane & 8;
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-        const float other = __shfl_xor_sync(ALL, upper ? c[i] : c[i + 4], 8);
-        scores[i] = ((upper ? c[i + 4] : c[i]) + other) * factor;
     }
 }
 

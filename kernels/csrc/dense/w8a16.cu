@@ -3,9 +3,10 @@
 // The weights are the B operand of m8n8k4. A warp's four products take four different blocks of 8 columns, so a warp owns
 // NT tiles of 32 columns and a lane owns one column of each: its 16-byte load is 16 consecutive K of its own column, four
 // B fragments once the bytes are shifted to halves. Weights thus go from memory to the tensor core through registers
-// alone, 512 contiguous bytes a warp and step; DEPTH steps are asked for at a time, while the DEPTH before them are used.
-// (Single loads in a ring do worse: they share the six scoreboard barriers, and a wait for one is a wait for all of its
-// barrier.) pack/dense.py owns the order:
+// alone, 512 contiguous bytes a warp and step. The source asks for DEPTH steps before it uses the DEPTH before them; the
+// assembler moves half of those loads to just before their use (kernels/NOTES.md has what was measured of it). Single loads
+// in a ring do worse: they share the six scoreboard barriers, and a wait for one is a wait for all of its barrier.
+// pack/dense.py owns the order:
 //
 //     weights [tile][K block of 128][step of 16][lane][16 bytes], lane -> column 8 * quad-pair + b_column(lane),
 //     and in each 4-byte word of k 0..3 the bytes are k 0, 2, 1, 3 (even bytes give B register 0, odd ones register 1)
