@@ -49,15 +49,24 @@ sanitized() {
     return "$ended"
 }
 
-for tool in memcheck racecheck synccheck; do
-    step "$tool"
-    if ! command -v compute-sanitizer >/dev/null; then
+tools=(memcheck racecheck synccheck)
+declare -A running
+if command -v compute-sanitizer >/dev/null; then
+    # Side by side: each spends most of its time on the processor.
+    step "${tools[*]}"
+    # What racecheck says of the dense kernels is worth what it says of a kernel that is right by inspection.
+    sanitized racecheck racecheck_control barrier_control
+    for tool in "${tools[@]}"; do
+        sanitized "$tool" "$tool" &
+        running[$tool]=$!
+    done
+fi
+for tool in "${tools[@]}"; do
+    if [[ ! -v running[$tool] ]]; then
         verdicts+=("$tool=not run: no compute-sanitizer here")
         continue
     fi
-    # What racecheck says of the dense kernels is worth what it says of a kernel that is right by inspection.
-    [[ $tool != racecheck ]] || sanitized "$tool" racecheck_control barrier_control
-    sanitized "$tool" "$tool"
+    wait "${running[$tool]}"
     ended=$?
     if [[ $tool == racecheck ]]; then
         said=$("$python" -c 'import sys; from pathlib import Path; from sm70_kernels.proof.sanitizer import read, verdict

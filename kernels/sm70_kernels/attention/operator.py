@@ -362,9 +362,9 @@ register(
     fake=nothing,
     mutates=("kv_cache",),
 )
-for _name, _on_gpu, _attention, _awaits in (
-    ("attention_decode", _attention_decode_on_gpu, _attention_decode, False),
-    ("attention_prefill", _attention_prefill_on_gpu, _attention_prefill, True),
+for _name, _on_gpu, _attention in (
+    ("attention_decode", _attention_decode_on_gpu, _attention_decode),
+    ("attention_prefill", _attention_prefill_on_gpu, _attention_prefill),
 ):
     register(
         f"{_name}(Tensor query, Tensor kv_cache, Tensor block_table, Tensor seq_lens, Tensor query_start_loc, "
@@ -374,5 +374,4 @@ for _name, _on_gpu, _attention, _awaits in (
         fake=nothing,
         mutates=("out",),
         counts_itself=True,
-        awaits_gpu=_awaits,
     )

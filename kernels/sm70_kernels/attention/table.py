@@ -41,7 +41,6 @@ PREFILL = Kernel(
     entry="attention_prefill",
     params="PPPPPPPPfiiiiIIIqqqq",
     constants=("THREADS", "FORMAT", "D", "SHARED"),
-    awaits_gpu=True,
 )
 
 FORMATS = {"auto": 0, "fp8_e4m3": 1, "fp8_e5m2": 2}

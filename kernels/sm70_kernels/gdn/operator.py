@@ -328,7 +328,6 @@ register(
     fake=nothing,
     mutates=_CHANGED,
     counts_itself=True,
-    awaits_gpu=True,
 )
 register(
     f"gdn_verify({_LAYER}, {_VERIFIED}, Tensor(c!) out, int key_heads) -> ()",

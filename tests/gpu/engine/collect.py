@@ -2,7 +2,8 @@
 
 REQUEST has `engine` (arguments of vllm.LLM), `prompts` (token ids), `max_tokens`, `mode`, and optionally `follow`, the
 folder of another run. Modes: `generate` decodes greedily, each prompt alone and then all at once; `follow` reads the
-sequences that another run generated as prompts, which takes the prefill path alone.
+sequences that another run generated as prompts, which takes the prefill path alone, with queries in FP16: beside an FP8
+KV cache vLLM's Triton attention would round queries and probabilities to FP8 too, and be the less exact of the two.
 FOLDER gets `tokens.json` (the sequences and what was checked) and `logits.pt` (float32 log-probabilities, a row a
 position: halves near -10 are 2**-7 apart, and two tokens that differ by less would change places).
 """
@@ -83,6 +84,9 @@ def main() -> None:
         ]
         said["finish"] = [[one.outputs[0].finish_reason, len(one.outputs[0].token_ids)] for one in together]
     else:
+        for layer in runner_of(engine).model.modules():
+            if getattr(layer, "query_quant", None) is not None:
+                layer.query_quant = None
         followed = _followed(Path(request["follow"]) / "tokens.json")
         sequences, kept = followed["sequences"], []
         for ids, prompt in zip(sequences, prompts, strict=True):

@@ -8,8 +8,9 @@
 # serve-cut  the same on libraries that appliance.image.shrink cut to this GPU. Writes FOLDER/serve_cut.json.
 #
 # Wants python (PYTHON names it) with vLLM 0.19.1, for serve also what tests/gpu/engine/packages.py lists, and built kernels
-# (SM70_KERNELS_DIR). The records belong in verification/; FOLDER gets a log of each engine too. REHEARSAL replaces the
-# options of serve.py and MODEL the checkpoint, to try both serves where there is no GPU.
+# (SM70_KERNELS_DIR). The records belong in verification/; FOLDER gets a log of each engine too. COMPARED=e4m3 runs that
+# configuration alone and keeps the others of FOLDER/engine.json. REHEARSAL replaces the options of serve.py and MODEL the
+# checkpoint, to try both serves where there is no GPU.
 set -uo pipefail
 out=${1:?"usage: $0 FOLDER [compare|full|serve|serve-cut]..."}
 shift
@@ -44,10 +45,12 @@ engine() { # engine NAME [VARIABLE=VALUE ...]
 compare() {
     step engines
     "$python" -m tests.gpu.engine.compare jobs "$scratch" || return 1
-    for name in eager graphs e4m3 prefix_cache chunked; do engine "$name" APPLIANCE_VLLM_PLATFORM=sm70 & done
-    wait
-    # Apart from ours: it autotunes for minutes, and longer beside others.
-    for name in upstream upstream_fp8; do engine "$name" VLLM_PLUGINS= & done
+    local ours=(eager graphs e4m3 prefix_cache chunked) theirs=(upstream upstream_fp8)
+    [[ ${COMPARED:-} != e4m3 ]] || { ours=(e4m3) && theirs=(upstream_fp8); }
+    for name in "${ours[@]}"; do engine "$name" APPLIANCE_VLLM_PLATFORM=sm70 & done
+    # Apart from ours where they are many: it autotunes for minutes, and longer beside others.
+    [[ -n ${COMPARED:-} ]] || wait
+    for name in "${theirs[@]}"; do engine "$name" VLLM_PLUGINS= & done
     wait
     if [[ ${1:-} == full ]]; then
         step "full size"
@@ -55,7 +58,7 @@ compare() {
         grep -E "loaded and|at once" "$out/full.log"
     fi
     step compare
-    "$python" -m tests.gpu.engine.compare record "$scratch" "$out/engine.json" || status=1
+    "$python" -m tests.gpu.engine.compare record "$scratch" "$out/engine.json" ${COMPARED:-} || status=1
 }
 
 serve() { # serve NAME [OPTION ...]
