@@ -48,6 +48,7 @@ def combine(
     if draft is not None:
         _fill_draft(profile, found, draft)
     found["middleware"] = _with_middleware(found.get("middleware"))
+    found["structured_outputs_config"] = _with_backend(found.get("structured_outputs_config"))
     found.update(model=model, host=settings["host"], port=settings["port"])
     if "served_model_name" not in found:
         served = settings["served_model_name"]
@@ -108,6 +109,26 @@ def _with_middleware(given: Sourced | None) -> Sourced:
     # vLLM adds each as the next outer one. Ours is the innermost: what waits in theirs does not wait for the engine.
     others = [name for name in given.value if name != MIDDLEWARE]
     return Sourced([MIDDLEWARE, *others], both(given.source, ours.source))
+
+
+BACKENDS = ("xgrammar", "guidance")
+"""Libraries for structured outputs with which the API server checks exactly what the engine's core compiles."""
+
+
+def _with_backend(given: Sourced | None) -> Sourced:
+    """Name one library for structured outputs: by itself vLLM checks a request by any, and compiles by the first's."""
+    ours = Sourced({"backend": BACKENDS[0]}, "derived: one grammar library checks and compiles")
+    if given is None or not isinstance(given.value, dict):
+        return ours if given is None else given
+    backend = given.value.get("backend")
+    if backend is None:
+        return Sourced(ours.value | given.value, both(given.source, ours.source))
+    if backend not in BACKENDS:
+        raise ConfigurationError(
+            f"{given.source}: --structured-outputs-config.backend {backend} is refused: a request could pass its check "
+            f"and end the engine; use {' or '.join(BACKENDS)}"
+        )
+    return given
 
 
 _ONE_ENGINE = "health watches one engine on one machine; start one appliance for each replica"

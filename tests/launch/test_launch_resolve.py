@@ -180,6 +180,28 @@ def test_a_persons_middleware_joins_ours(ask: Ask) -> None:
     assert argument(plan, "middleware") == [MIDDLEWARE, "a.B", "c.D"]
 
 
+@pytest.mark.parametrize(
+    ("after", "wanted"),
+    [
+        ([], {"backend": "xgrammar"}),
+        (["--structured-outputs-config.reasoning_parser", "a"], {"backend": "xgrammar", "reasoning_parser": "a"}),
+        (["--structured-outputs-config.backend", "guidance"], {"backend": "guidance"}),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("machine", [FOUR, "none"])
+def test_one_library_checks_and_compiles_structured_outputs(
+    machine: str, after: list[str], wanted: dict[str, Any], ask: Ask
+) -> None:
+    assert argument(resolve(ask(machine, after=after)), "structured_outputs_config") == wanted
+
+
+def test_a_library_for_each_request_is_refused(ask: Ask) -> None:
+    said = refusal(ask("none", after=["--structured-outputs-config.backend", "auto"]))
+    assert (
+        "--structured-outputs-config.backend auto is refused: a request could pass its check and end the engine" in said
+    )
+
+
 @pytest.mark.parametrize("after", [["--speculative-config", "None"], ["-sc", ""]])
 def test_speculation_can_be_taken_away(after: list[str], ask: Ask) -> None:
     plan = resolve(ask(FOUR, after=after))

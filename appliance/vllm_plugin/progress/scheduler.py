@@ -13,6 +13,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from appliance import paths, rundir
 from appliance.rundir.step_line import StepLine
 from appliance.vllm_plugin.progress.step_record import StepRecord, StepShape, shape
+from appliance.vllm_plugin.requests.contained_grammar import EndsFailedGrammars
 from appliance.vllm_plugin.sm70.sentinels import EndsBrokenRequests
 
 if TYPE_CHECKING:
@@ -77,11 +78,11 @@ class _Recording:
         self._record.close()
 
 
-class RecordingScheduler(_Recording, EndsBrokenRequests, Scheduler):  # type: ignore[misc] # vllm is not analysed
+class RecordingScheduler(_Recording, EndsBrokenRequests, EndsFailedGrammars, Scheduler):  # type: ignore[misc] # vllm is not analysed
     """For synchronous scheduling."""
 
 
-class RecordingAsyncScheduler(_Recording, EndsBrokenRequests, AsyncScheduler):  # type: ignore[misc]
+class RecordingAsyncScheduler(_Recording, EndsBrokenRequests, EndsFailedGrammars, AsyncScheduler):  # type: ignore[misc]
     """For asynchronous scheduling."""
 
 

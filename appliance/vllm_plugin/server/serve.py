@@ -17,6 +17,7 @@ from typing import NoReturn
 
 from appliance import paths
 from appliance.vllm_plugin import stack_dump
+from appliance.vllm_plugin.requests import checks
 from appliance.vllm_plugin.server import api_key
 from appliance.vllm_plugin.sm70 import rank_report
 
@@ -80,6 +81,7 @@ def _serve() -> None:
         signal.signal(signal.SIGTERM, _terminated)
         await run_server_worker(listen_address, sock, arguments)
 
+    checks.install()
     cli_env_setup()
     parser = make_arg_parser(FlexibleArgumentParser(prog=PROGRAM, description=__doc__))
     arguments = parser.parse_args()

@@ -102,6 +102,39 @@ def test_a_streamed_chat_says_the_same_as_a_whole_one(server: Server) -> None:
     assert text == server.chat(16).json()["choices"][0]["message"]["content"]
 
 
+WORD = {"type": "json_schema", "json_schema": {"name": "word", "schema": {"enum": ["yes", "no"]}}}
+PAIR = {"type": "array", "items": [{"type": "integer"}]}
+"""A list of `items`, as in older drafts: the first library that vLLM tries refuses it."""
+
+
+@pytest.mark.parametrize(
+    ("asked", "text"),
+    [
+        ({"min_tokens": 1, "stop_token_ids": [10**6]}, "token id 1000000 is not in the vocabulary"),
+        ({"min_tokens": 1, "stop_token_ids": [-1]}, "token id -1 is not in the vocabulary"),
+        ({"allowed_token_ids": [10**6]}, "out-of-vocab"),
+        ({"temperature": float("nan")}, "nan is no finite number"),
+        ({"response_format": {"type": "json_schema", "json_schema": {"name": "pair", "schema": PAIR}}}, "items must"),
+        ({"structured_outputs": {"json": {"type": "integer", "not": {"const": 1}}}}, '"not" (at #)'),
+    ],
+    ids=str,
+)
+def test_what_the_core_would_fail_at_is_refused_and_the_engine_lives(
+    server: Server, asked: dict[str, Any], text: str
+) -> None:
+    server.wait_ready()
+    core = server.pid("core")
+    # The grammar library that the core keeps is the first request's.
+    answer = server.chat(4, response_format=WORD)
+    assert json.loads(answer.json()["choices"][0]["message"]["content"]) in {"yes", "no"}
+    content = json.dumps(server.body(4) | asked)
+    refused = server.http.post("/v1/chat/completions", content=content, headers={"content-type": "application/json"})
+    assert refused.status_code == 400
+    assert text in refused.json()["error"]["message"]
+    assert server.chat(4).status_code == 200
+    assert server.pid("core") == core
+
+
 def test_idle_for_longer_than_the_grace_is_ready(server: Server) -> None:
     server.wait_ready()
     end = time.monotonic() + 2 * GRACE_S
