@@ -70,6 +70,8 @@ def _serve() -> None:
     from vllm.utils.argparse_utils import FlexibleArgumentParser
     from vllm.utils.system_utils import decorate_logs
 
+    from appliance.vllm_plugin.server import client_mistakes
+
     async def run_server() -> None:
         decorate_logs("APIServer")
         listen_address, sock = setup_server(arguments)
@@ -82,6 +84,7 @@ def _serve() -> None:
         await run_server_worker(listen_address, sock, arguments)
 
     checks.install()
+    client_mistakes.install()
     cli_env_setup()
     parser = make_arg_parser(FlexibleArgumentParser(prog=PROGRAM, description=__doc__))
     arguments = parser.parse_args()

@@ -135,6 +135,27 @@ def test_what_the_core_would_fail_at_is_refused_and_the_engine_lives(
     assert server.pid("core") == core
 
 
+@pytest.mark.parametrize(
+    ("path", "content", "text"),
+    [
+        ("/v1/messages", {"max_tokens": 4, "messages": []}, ""),
+        ("/v1/messages", {"max_tokens": 10**6, "messages": [{"role": "user", "content": "Hi"}]}, "max_model_len"),
+        ("/v1/messages", {"max_tokens": 4, "messages": [{"role": "user", "content": "Hi " * 9000}]}, "context length"),
+        *((path, [1], "must be a JSON object") for path in ("/v1/messages", "/v1/chat/completions", "/v1/completions")),
+        *((path, "text", "must be a JSON object") for path in ("/tokenize", "/v1/responses", "/v1/embeddings")),
+    ],
+)
+def test_a_clients_mistake_is_a_400_of_one_sentence(server: Server, path: str, content: Any, text: str) -> None:
+    server.wait_ready()
+    asked = {"model": server.served} | content if isinstance(content, dict) else content
+    refused = server.http.post(path, json=asked)
+    assert refused.status_code == 400, refused.text
+    said = refused.json()["error"]["message"]
+    assert said
+    assert text in said
+    assert "/vllm/" not in said
+
+
 def test_idle_for_longer_than_the_grace_is_ready(server: Server) -> None:
     server.wait_ready()
     end = time.monotonic() + 2 * GRACE_S
