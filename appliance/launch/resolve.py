@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,6 +15,7 @@ from appliance.launch.environment import REQUIRE_ACCELERATION, engine_environmen
 from appliance.launch.keys import api_key, sidecar_token
 from appliance.launch.plan import Plan, Sourced
 from appliance.launch.request import LIVE
+from appliance.models import serving
 from appliance.models.checkpoint import inspect
 from appliance.paths import default_state_dir
 from appliance.profiles import catalogue
@@ -60,6 +62,8 @@ def resolve(asked: Request) -> Plan:
         model=known["model"],
         draft=known["draft"] if draft else None,
     )
+    model = replace(model, needs=serving.needs({name: sourced.value for name, sourced in arguments.items()}))
+    checkpoints.check_present(model)
     platform = known["vllm_platform"]
     environment, notes = engine_environment(
         state_dir=known["state_dir"],

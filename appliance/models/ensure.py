@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from appliance.errors import CheckError, ConfigurationError
-from appliance.models import place
+from appliance.models import place, serving
 from appliance.models.checkpoint import inspect
 from appliance.models.verify import Verification, remember, verify, write_source
 
@@ -39,7 +39,7 @@ def ensure(model: PlannedModel, *, offline: bool, progress: Progress, state_dir:
 def prove(
     model: PlannedModel, *, progress: Progress, state_dir: Path | None = None, always: bool = False
 ) -> Verification:
-    """Check that the checkpoint in `model.folder` is whole, of the planned kind, and has its hashes.
+    """Check that the checkpoint in `model.folder` is whole, of the planned kind, fit to be served, and has its hashes.
 
     Hashes are taken from memory for files that did not change, unless `always`. Raises as `ensure` does.
     """
@@ -52,6 +52,7 @@ def prove(
             f"the checkpoint in {folder} is {found.kind}, the profile wants {model.kind}; "
             "choose another profile or another checkpoint"
         )
+    serving.check(folder, model.needs)
     return verify(folder, model.files, progress=progress, state_dir=state_dir, always=always)
 
 

@@ -245,7 +245,9 @@ memory:
   headroom: {figure}
   guarantee_requests: 1
   guarantee_tokens: 128
-arguments: {{dtype: bfloat16, max_model_len: 128, max_num_batched_tokens: 128, max_num_seqs: 1, block_size: 128}}
+arguments:
+  {{dtype: bfloat16, max_model_len: 128, max_num_batched_tokens: 128, max_num_seqs: 1, block_size: 128,
+    skip_tokenizer_init: true, generation_config: vllm}}
 environment: {{VLLM_CPU_KVCACHE_SPACE: "1"}}
 health: {{start: 10, progress: 10, stall_grace: 10, drain: 10}}
 """
