@@ -292,6 +292,30 @@ def test_fetch_and_verify(
     assert shown.err.splitlines()[-1].startswith(f"appliance: model.safetensors in {folder} has SHA-256 ")
 
 
+@pytest.mark.parametrize("by", ["HF_TOKEN", "file"])
+def test_a_gated_model_is_fetched_with_the_token(
+    by: str, tmp_path: Path, profile: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    gated = hub()
+    gated.wanted_token = "hf_right"
+    words = ["fetch", "--profile", profile, "--state-dir", str(tmp_path / "state")]
+    with fakehub.running(gated) as served:
+        monkeypatch.setenv("HF_ENDPOINT", served.url)
+        assert models(*words) == 1
+        assert "is gated" in capfd.readouterr().err
+        if by == "file":
+            (tmp_path / "token").write_text("hf_right\n")
+            words += ["--hf-token-file", str(tmp_path / "token")]
+        else:
+            monkeypatch.setenv("HF_TOKEN", "hf_right")
+        assert models(*words) == 0
+    assert gated.tokens[-1] == "Bearer hf_right"
+    shown = capfd.readouterr()
+    assert "hf_right" not in shown.out + shown.err
+    for path in (tmp_path / "state").rglob("*"):
+        assert path.is_dir() or b"hf_right" not in path.read_bytes(), path
+
+
 def test_offline_is_one_line_and_status_1(tmp_path: Path, profile: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert models("fetch", "--offline", "--json", "--profile", profile, "--state-dir", str(tmp_path / "state")) == 1
     shown = capsys.readouterr()
