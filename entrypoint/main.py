@@ -70,7 +70,8 @@ def run(arguments: argparse.Namespace) -> int:
     if asked.machine.source != request.LIVE:
         raise ConfigurationError("serve starts on this machine, not on a recorded one; leave topology out")
     plan = resolve.resolve(asked)
-    return serve(plan, {**os.environ, **keys.engine_secrets(asked), **keys.sidecar_secrets(asked)})
+    secrets = {**keys.engine_secrets(asked), **keys.sidecar_secrets(asked), **keys.hub_secrets(asked)}
+    return serve(plan, {**os.environ, **secrets})
 
 
 def _end(_sign: int, _frame: object) -> None:
@@ -96,7 +97,8 @@ def serve(plan: Plan, environment: Mapping[str, str]) -> int:
             _prepare(plan)
             phase = PhaseFile(run_dir, None, plan.health["stall_grace"], redactor, stream.say)
             with _starting(phase):
-                _fetch(plan, for_stream(sys.stdout) if console else LogProgress(stream.say))
+                progress = for_stream(sys.stdout) if console else LogProgress(stream.say)
+                _fetch(plan, progress, environment.get(keys.HUB_VARIABLE))
             stream.show(PhaseBar(address, console) if console else PhaseLines(address), run_dir)
             return Session(plan, environment, stream).run()
     finally:
@@ -192,11 +194,12 @@ def _starting(phase: PhaseFile) -> Iterator[None]:
         phase.write()
 
 
-def _fetch(plan: Plan, progress: Progress) -> None:
+def _fetch(plan: Plan, progress: Progress, token: str | None) -> None:
     from appliance.models.ensure import ensure
 
     for model in filter(None, (plan.model, plan.draft)):
-        ensure(model, offline=plan.setting("offline"), progress=progress, state_dir=Path(plan.setting("state_dir")))
+        state_dir = Path(plan.setting("state_dir"))
+        ensure(model, offline=plan.setting("offline"), progress=progress, state_dir=state_dir, token=token)
 
 
 def address_of(plan: Plan) -> Address:

@@ -19,8 +19,9 @@ LONGEST = 64 * 1024
 """Bytes of one line that are shown together; a longer one is cut, so that no program can fill the memory."""
 
 HIDDEN = "[hidden]"
-_OWN_SECRETS = ("APPLIANCE_*KEY*", "APPLIANCE_*TOKEN*")
-SECRET_NAMES = ("VLLM_API_KEY", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", *_OWN_SECRETS)
+_OWN_SECRETS = ("APPLIANCE_*KEY*", "APPLIANCE_*TOKEN*", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
+"""The hub's too: the model is there before the engine starts, which never goes to the network."""
+SECRET_NAMES = ("VLLM_API_KEY", *_OWN_SECRETS)
 _SHORTEST_SECRET = 4  # hiding every "a" would leave nothing to read, and protects nothing
 
 _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-_])")

@@ -30,4 +30,19 @@ case ${1-} in
   --draft=) refuse '--draft wants a folder' ;;
 esac
 
-exec appliance serve --profile qwen38_27b_nvfp4_dflash2 --model "$target" ${draft:+--draft "$draft"} -- "$@"
+# The environment that the script is installed in comes first: it need not be activated, and may be reached by a link.
+here=$(dirname -- "$(readlink -f -- "$0")")
+program=
+for candidate in "$here/appliance" "$(command -v appliance)" "$here/../.venv/bin/appliance"; do
+  if [ -f "$candidate" ] && [ -x "$candidate" ]; then
+    program=$candidate
+    break
+  fi
+done
+if [ -z "$program" ]; then
+  printf 'serve_qwen38_27b_nvfp4_v100.sh: no program "appliance" in %s, on PATH or in the .venv beside; %s\n' \
+    "$here" 'install this package there (`make install`), or call the script of the environment that has it' >&2
+  exit 127
+fi
+
+exec "$program" serve --profile qwen38_27b_nvfp4_dflash2 --model "$target" ${draft:+--draft "$draft"} -- "$@"

@@ -35,7 +35,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Do the action for the model and its draft. Returns 0; whatever is wrong is an error of one line."""
-    from appliance.launch import request, resolve
+    from appliance.launch import keys, request, resolve
     from appliance.models import ensure, progress
 
     asked = request.from_arguments(arguments, os.environ, Path.cwd())
@@ -43,13 +43,14 @@ def run(arguments: argparse.Namespace) -> int:
     plan = resolve.resolve(replace(asked, options={**asked.options, "force": "true"}))
     shown = progress.for_stream(silent=arguments.json)
     state_dir = Path(plan.setting("state_dir"))
+    token = keys.hub_secrets(asked).get(keys.HUB_VARIABLE)
     proven: list[tuple[str, PlannedModel, Verification]] = []
     for role, model in (("model", plan.model), ("draft", plan.draft)):
         if model is None:
             continue
         if arguments.action == "fetch":
             offline = bool(plan.setting("offline"))
-            found = ensure.ensure(model, offline=offline, progress=shown, state_dir=state_dir)
+            found = ensure.ensure(model, offline=offline, progress=shown, state_dir=state_dir, token=token)
         else:
             found = ensure.prove(model, progress=shown, state_dir=state_dir, always=True)
         proven.append((role, model, found))

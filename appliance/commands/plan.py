@@ -80,6 +80,7 @@ def _gpus(plan: Plan) -> Iterator[str]:
             yield f"{gpu['index']}: {gpu['name']}"
     if plan.gpus:
         yield plan.selection["gpus_reason"]
+    yield from plan.selection["advice"]
     yield from plan.machine["notes"]
 
 

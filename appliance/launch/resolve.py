@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,9 +12,10 @@ from appliance.acceleration.platforms import AUTO
 from appliance.errors import ConfigurationError
 from appliance.launch import checkpoints, command, settings
 from appliance.launch.environment import REQUIRE_ACCELERATION, engine_environment
-from appliance.launch.keys import api_key, sidecar_token
+from appliance.launch.keys import api_key, hub_token, sidecar_token
 from appliance.launch.plan import Plan, Sourced
 from appliance.launch.request import LIVE
+from appliance.models import serving
 from appliance.models.checkpoint import inspect
 from appliance.paths import default_state_dir
 from appliance.profiles import catalogue
@@ -60,6 +62,8 @@ def resolve(asked: Request) -> Plan:
         model=known["model"],
         draft=known["draft"] if draft else None,
     )
+    model = replace(model, needs=serving.needs({name: sourced.value for name, sourced in arguments.items()}))
+    checkpoints.check_present(model)
     platform = known["vllm_platform"]
     environment, notes = engine_environment(
         state_dir=known["state_dir"],
@@ -144,6 +148,7 @@ def _complete(asked: Request, wanted: Mapping[str, Sourced], profile: Profile) -
     known["api_key"] = Sourced("set", key.source) if key else Sourced(None, "default")
     token = sidecar_token(wanted)
     known["sidecar_token"] = Sourced("set", token.source) if token else Sourced(None, "default")
+    hub_token(wanted, environ)  # a file that cannot be read is told now, not after the machine was checked
     if known["sidecar"].value and known["port"].value == known["sidecar_port"].value:
         raise ConfigurationError(
             f"port ({known['port'].source}) and sidecar_port ({known['sidecar_port'].source}) are both "

@@ -102,6 +102,7 @@ SETTINGS: dict[str, Setting] = {
         Setting("api_key_file", "file", "file that holds the API's key on its first line"),
         Setting("sidecar_token", "text", "token that the sidecar's writing endpoints ask for", secret=True),
         Setting("sidecar_token_file", "file", "file that holds the sidecar's token on its first line"),
+        Setting("hf_token_file", "file", "file with the Hugging Face token on its first line, for downloads"),
         Setting("engine_url", "text", "where the sidecar asks the engine", derived="host and port of the plan"),
         Setting("state_dir", "folder", "the one folder that is written to", derived=".appliance beside the sources"),
         Setting("run_dir", "folder", "folder of plan, phase and heartbeat", derived="STATE_DIR/run"),

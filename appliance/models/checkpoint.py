@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from appliance.errors import CheckError, ConfigurationError
+from appliance.models.hub_cache import link_fault, refuse_hub_cache
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -54,6 +55,7 @@ def inspect(folder: Path) -> Checkpoint:
     if not folder.is_dir():
         what = "is a file" if folder.exists() else "does not exist"
         raise ConfigurationError(f"{folder}: {what}; wanted the folder of a checkpoint, with its config.json")
+    refuse_hub_cache(folder)
     config = _json(folder / "config.json", required=True)
     files = _weight_files(folder)
     _refuse_leftovers(folder)
@@ -76,8 +78,8 @@ def _json(path: Path, *, required: bool = False) -> dict[str, Any]:
     except OSError as error:
         raise CheckError(f"{path}: cannot be read ({error.strerror})") from error
     except ValueError as error:
-        if _is_pointer(path):
-            raise CheckError(_pointer_message(path)) from error
+        if is_pointer(path):
+            raise CheckError(pointer_message(path)) from error
         raise CheckError(f"{path}: not JSON; download it again") from error
     if not isinstance(record, dict):
         raise CheckError(f"{path}: holds no JSON object; download it again")
@@ -99,6 +101,8 @@ def _weight_files(folder: Path) -> tuple[str, ...]:
         names |= {shard for name in names for shard in _all_shards(name)}
     missing = sorted(name for name in names if not (folder / name).exists())
     if missing:
+        if len(missing) == len(names) and (fault := link_fault(folder / missing[0])):
+            raise CheckError(fault)
         raise CheckError(
             f"{folder}: half downloaded, {len(missing)} of {len(names)} weight files are missing ({_some(missing)}); "
             "finish the download"
@@ -133,8 +137,8 @@ def _size(path: Path) -> int:
         raise CheckError(f"{path}: cannot be read ({error.strerror})") from error
     if size == 0:
         raise CheckError(f"{path}: is empty; download it again")
-    if _is_pointer(path):
-        raise CheckError(_pointer_message(path))
+    if is_pointer(path):
+        raise CheckError(pointer_message(path))
     try:
         tensors = json.loads(header)
         end = max((entry["data_offsets"][1] for name, entry in tensors.items() if name != "__metadata__"), default=0)
@@ -146,7 +150,8 @@ def _size(path: Path) -> int:
     return size
 
 
-def _is_pointer(path: Path) -> bool:
+def is_pointer(path: Path) -> bool:
+    """Whether `path` holds a Git LFS pointer in the place of the file."""
     try:
         with path.open("rb") as file:
             return file.read(24).startswith(b"version https://git-lfs")
@@ -154,7 +159,8 @@ def _is_pointer(path: Path) -> bool:
         return False
 
 
-def _pointer_message(path: Path) -> str:
+def pointer_message(path: Path) -> str:
+    """Return the sentence for a Git LFS pointer."""
     return f"{path}: is a Git LFS pointer and not the file itself; run `git lfs pull` there, or download it"
 
 

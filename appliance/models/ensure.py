@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from appliance.errors import CheckError, ConfigurationError
-from appliance.models import place
+from appliance.models import place, serving
 from appliance.models.checkpoint import inspect
 from appliance.models.verify import Verification, remember, verify, write_source
 
@@ -15,10 +15,18 @@ if TYPE_CHECKING:
     from appliance.models.progress import Progress
 
 
-def ensure(model: PlannedModel, *, offline: bool, progress: Progress, state_dir: Path | None = None) -> Verification:
+def ensure(
+    model: PlannedModel,
+    *,
+    offline: bool,
+    progress: Progress,
+    state_dir: Path | None = None,
+    token: str | None = None,
+) -> Verification:
     """Fetch or convert `model` unless it is there, then prove it; what was proven is remembered.
 
-    A folder gets its name only when all of it is there. `state_dir` takes the memory of a read-only folder.
+    A folder gets its name only when all of it is there. `state_dir` takes the memory of a read-only folder; `token`
+    is Hugging Face's.
     Raises CheckError or ConfigurationError, one line saying what to do.
     """
     folder = Path(model.folder)
@@ -32,14 +40,14 @@ def ensure(model: PlannedModel, *, offline: bool, progress: Progress, state_dir:
         with place.alone(folder, progress):
             # The process that was waited for may have put it there.
             if not place.is_there(folder):
-                _prepare(model, folder, progress)
+                _prepare(model, folder, progress, token)
     return prove(model, progress=progress, state_dir=state_dir)
 
 
 def prove(
     model: PlannedModel, *, progress: Progress, state_dir: Path | None = None, always: bool = False
 ) -> Verification:
-    """Check that the checkpoint in `model.folder` is whole, of the planned kind, and has its hashes.
+    """Check that the checkpoint in `model.folder` is whole, of the planned kind, fit to be served, and has its hashes.
 
     Hashes are taken from memory for files that did not change, unless `always`. Raises as `ensure` does.
     """
@@ -52,10 +60,11 @@ def prove(
             f"the checkpoint in {folder} is {found.kind}, the profile wants {model.kind}; "
             "choose another profile or another checkpoint"
         )
+    serving.check(folder, model.needs)
     return verify(folder, model.files, progress=progress, state_dir=state_dir, always=always)
 
 
-def _prepare(model: PlannedModel, folder: Path, progress: Progress) -> None:
+def _prepare(model: PlannedModel, folder: Path, progress: Progress, token: str | None) -> None:
     if model.origin == "package":
         from appliance.models.package import convert
 
@@ -66,7 +75,7 @@ def _prepare(model: PlannedModel, folder: Path, progress: Progress) -> None:
     from appliance.models import hub
 
     partial = place.partial(folder)
-    hashes = hub.download(model.repository, model.revision, model.files, partial, folder, progress)
+    hashes = hub.download(model.repository, model.revision, model.files, partial, folder, progress, token)
     try:
         write_source(partial, "huggingface", model.repository, model.revision, hashes)
         remember(partial, hashes, None)

@@ -60,32 +60,40 @@ class RemoteFile:
 
 
 def download(
-    repository: str, revision: str, published: Mapping[str, str], partial: Path, place: Path, progress: Progress
+    repository: str,
+    revision: str,
+    published: Mapping[str, str],
+    partial: Path,
+    place: Path,
+    progress: Progress,
+    token: str | None = None,
 ) -> dict[str, str]:
     """Fetch every file of `repository` at `revision` (a commit id) into `partial`; return each file's SHA-256.
 
     `published` are the hashes that the files must have, by name; `place` is named to people as the model's folder.
+    Without `token` the library's own is taken: HF_TOKEN, or the file that `hf auth login` writes.
     Whole files in `partial` were proven when they were fetched and stay; a part is continued.
     Raises CheckError or ConfigurationError, one line; what was fetched stays for the next try.
     """
     # The library warns of each retry with the address, which clutters the progress.
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
+    token = token or get_token()
     try:
-        files = _listing(repository, revision)
+        files = _listing(repository, revision, token)
         _agree(repository, files, published)
         done = sum(_present(partial, file) for file in files)
         total = sum(file.bytes for file in files)
         _room(repository, total - done, partial)
         with progress.task(f"downloading {repository}", total=total, done=done) as task:
-            _fetch_all(repository, revision, files, partial, task)
+            _fetch_all(repository, revision, files, partial, task, token)
         shutil.rmtree(partial / PARTS, ignore_errors=True)
         return {file.name: file.sha256 or file_sha256(partial / file.name) for file in files}
     except (httpx2.HTTPError, httpx2.InvalidURL, OfflineModeIsEnabled, HFValidationError, OSError) as error:
-        raise _explained(error, repository, revision, partial, place) from error
+        raise _explained(error, repository, revision, partial, place, has_token=bool(token)) from error
 
 
-def _listing(repository: str, revision: str) -> list[RemoteFile]:
-    hub = HfApi(endpoint=_endpoint())
+def _listing(repository: str, revision: str, token: str | None) -> list[RemoteFile]:
+    hub = HfApi(endpoint=_endpoint(), token=token)
     listed = hub.model_info(repository, revision=revision, files_metadata=True, timeout=LISTING_TIMEOUT)
     refusal = f"{_named_endpoint()} cannot serve {repository}"
     if listed.sha != revision:
@@ -147,11 +155,13 @@ class _Stopped(Exception):  # noqa: N818 - not an error: another file failed, or
     """Ends a transfer that runs in a thread."""
 
 
-def _fetch_all(repository: str, revision: str, files: list[RemoteFile], partial: Path, task: Task) -> None:
+def _fetch_all(
+    repository: str, revision: str, files: list[RemoteFile], partial: Path, task: Task, token: str | None
+) -> None:
     """Fetch several files at once; the first failure stops the others at their next chunk and is raised."""
     stop = threading.Event()
     headers = {"Accept-Encoding": "identity"}
-    if token := get_token():
+    if token:
         headers["authorization"] = f"Bearer {token}"
     failures: list[BaseException] = []
 
@@ -241,12 +251,14 @@ def _identity(path: Path, file: RemoteFile) -> tuple[str, str]:
     return hashlib.sha1(header + content, usedforsecurity=False).hexdigest(), file.blob
 
 
-def _explained(error: Exception, repository: str, revision: str, partial: Path, place: Path) -> ApplianceError:
+def _explained(
+    error: Exception, repository: str, revision: str, partial: Path, place: Path, *, has_token: bool
+) -> ApplianceError:
     """Turn what the library raises into one line that says what to do. No text of the library is passed on."""
     by_hand = f"or place the files in {place} by hand"
     match error:
         case HfHubHTTPError():
-            return _refused(error, repository, revision)
+            return _refused(error, repository, revision, has_token=has_token)
         case OfflineModeIsEnabled():
             return CheckError(f"{repository} is not here and HF_HUB_OFFLINE forbids to fetch it; unset it, {by_hand}")
         case HFValidationError():
@@ -271,9 +283,9 @@ def _explained(error: Exception, repository: str, revision: str, partial: Path, 
     )
 
 
-def _refused(error: HfHubHTTPError, repository: str, revision: str) -> ApplianceError:
+def _refused(error: HfHubHTTPError, repository: str, revision: str, *, has_token: bool) -> ApplianceError:
     hub, status = _named_endpoint(), error.response.status_code
-    access = "the token that is set may not read it" if get_token() else "set HF_TOKEN to a token that may read it"
+    access = "the token that is set may not read it" if has_token else "set HF_TOKEN to a token that may read it"
     match error:
         case GatedRepoError():
             return CheckError(f"{repository} is gated: accept its terms on {hub}/{repository}; {access}")

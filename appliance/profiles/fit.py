@@ -30,6 +30,9 @@ _PATHS = {
     "unknown": "an unknown path",
 }
 
+LINKS = "links: "
+"""How a reason begins that is about the links between GPUs alone."""
+
 
 @dataclass(frozen=True)
 class Fit:
@@ -231,7 +234,7 @@ class Judge:
         if bad:
             more = len(bad) - 1
             rest = f" (and {more} more pair{'s' if more > 1 else ''} of {gpu_names(list(chosen))})" if more else ""
-            self.reasons.append(f"links: {bad[0]}{rest}")
+            self.reasons.append(f"{LINKS}{bad[0]}{rest}")
 
 
 def _against_link(link: Link, need: str) -> str | None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from appliance.acceleration.platforms import AUTO
 from appliance.errors import CheckError, ConfigurationError, nearest
+from appliance.profiles import ways_on
 from appliance.profiles.fit import Fit, Judge, gpu_names
 
 if TYPE_CHECKING:
@@ -22,7 +23,8 @@ class Selection:
     """The outcome. `ranked` are those that fit, the most preferred first; `rejected` the others with their reasons.
 
     `chosen` is None where nothing may be started, and `problem` then says so in one line. `source` is `best fit`,
-    `pinned` or `forced`. `warnings` hold for the chosen one.
+    `pinned` or `forced`. `warnings` hold for the chosen one. `advice` says what else could be done, one sentence each;
+    `by_card` what would be chosen for each likely card, where the machine's source names none.
     """
 
     chosen: str | None
@@ -32,6 +34,8 @@ class Selection:
     rejected: tuple[Fit, ...]
     warnings: tuple[str, ...] = ()
     problem: str | None = None
+    advice: tuple[str, ...] = ()
+    by_card: tuple[str, ...] = ()
 
     def find(self, profile: str) -> Fit:
         """Return what was found for `profile`. Raises KeyError."""
@@ -54,6 +58,8 @@ class Selection:
             "source": self.source,
             "warnings": list(self.warnings),
             "problem": self.problem,
+            "advice": list(self.advice),
+            "by_card": list(self.by_card),
             "ranked": [_fit_json(fit) for fit in self.ranked],
             "rejected": [_fit_json(fit) for fit in self.rejected],
         }
@@ -83,12 +89,20 @@ def assess(
     known = [profile.name for profile in ordered]
     if pinned is not None and pinned not in known:
         raise ConfigurationError(f'no profile "{pinned}"{nearest(pinned, known)} (known: {", ".join(known)})')
-    fits = [
-        Judge(machine, profile, checkpoint, arguments, environment, num_speculative_tokens, platform).fit(
-            profile.name == pinned
-        )
-        for profile in ordered
-    ]
+
+    def choose(on: Machine, *, forced: bool = False) -> Selection:
+        fits = [
+            Judge(on, profile, checkpoint, arguments, environment, num_speculative_tokens, platform).fit(
+                profile.name == pinned
+            )
+            for profile in ordered
+        ]
+        return _choose(on, fits, pinned, force=forced)
+
+    return _with_ways_on(machine, choose(machine, forced=force), choose, pinned)
+
+
+def _choose(machine: Machine, fits: list[Fit], pinned: str | None, *, force: bool) -> Selection:
     good = [fit for fit in fits if fit.fits]
     bad = tuple(fit for fit in fits if not fit.fits)
     wanted = next((fit for fit in fits if fit.profile == pinned), None)
@@ -112,6 +126,20 @@ def assess(
         for fit in good
     )
     return Selection(chosen.profile, chosen.gpus, source, others, bad, warnings)
+
+
+def _with_ways_on(machine: Machine, found: Selection, choose: ways_on.Choose, pinned: str | None) -> Selection:
+    if found.chosen is not None:
+        # A forced start has taken GPUs that do not fit together: what is left of them says little.
+        further = ways_on.further_instances(machine, found.gpus, choose) if found.source != "forced" else ()
+        return replace(found, advice=tuple(further)) if found.gpus else found
+    if by_card := ways_on.by_card(machine, choose):
+        answer = "; ".join(by_card)
+        decides = "save `nvidia-smi -q -x` beside it, with the suffix .xml, for one answer"
+        return replace(found, problem=f"nothing names this machine's cards: {answer}; {decides}", by_card=by_card)
+    asked = [fit for fit in found.rejected if pinned in (None, fit.profile)]
+    advice = ways_on.past_links(machine, asked)
+    return replace(found, problem=f"{found.problem} | {'; '.join(advice)}", advice=advice) if advice else found
 
 
 def _not_preferred(source: str, chosen: str) -> str:

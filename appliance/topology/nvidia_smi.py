@@ -44,7 +44,8 @@ class Query:
 def parse_matrix(text: str, where: str) -> Matrix | None:
     """Return the first GPU matrix in `text`, or None when it holds none.
 
-    Prompts, escape sequences, NIC rows and columns, affinities and the legend around it are passed over. Raises
+    Prompts, escape sequences, the bars of a Markdown table, NIC rows and columns, affinities and the legend around it
+    are passed over. Raises
     ConfigurationError, its text beginning with `where`, for a matrix that is incomplete or contradicts itself.
     """
     header, rows = _table(text)
@@ -77,7 +78,7 @@ def _table(text: str) -> tuple[list[str], dict[int, list[str]]]:
     header: list[str] = []
     rows: dict[int, list[str]] = {}
     for line in _UNDERLINE.sub("", text).splitlines():
-        words = line.lstrip("> \t").split()  # ">" quotes a paste in a mail or an issue
+        words = _words(line.lstrip("> \t"))  # ">" quotes a paste in a mail or an issue
         if not words or not _GPU_NAME.fullmatch(words[0]):
             continue
         if len(words) == 1 or _HEADER_WORD.fullmatch(words[1]):
@@ -87,6 +88,17 @@ def _table(text: str) -> tuple[list[str], dict[int, list[str]]]:
         elif header:
             rows.setdefault(_number(words[0]), words[1:])
     return header, rows
+
+
+def _words(line: str) -> list[str]:
+    """Return the words of a line; of a Markdown table's, those of its cells, from the first that names a GPU."""
+    if "|" not in line:
+        return line.split()
+    words = [word.strip("*`_") for cell in line.split("|") for word in cell.split()]
+    named = [cell.strip(" *`_\t") for cell in line.strip().strip("|").split("|")]
+    # The corner above the rows' names may hold a word of the writer's.
+    corner = len(named) > 1 and not _GPU_NAME.fullmatch(named[0]) and bool(_GPU_NAME.fullmatch(named[1]))
+    return words[len(named[0].split()) :] if corner else words
 
 
 def _number(word: str) -> int:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import codecs
 import json
+import re
 from dataclasses import MISSING, fields, replace
 from itertools import pairwise, product
 from typing import TYPE_CHECKING, Any, TypeVar, get_args
@@ -34,7 +36,7 @@ def load(path: Path, smi_xml: Path | None = None) -> Machine:
     default the file beside it with the suffix .xml, and without one they are unknown, as `notes` then say.
     Raises ConfigurationError for anything else, naming the key or the row that is wrong.
     """
-    text = _read(path).decode("utf-8-sig", errors="replace")
+    text = _text_of(_read(path))
     if text.lstrip().startswith("{"):
         if smi_xml is not None:
             raise ConfigurationError(
@@ -97,6 +99,33 @@ def _read(path: Path) -> bytes:
     return data
 
 
+def _text_of(data: bytes) -> str:
+    """Decode UTF-8 and UTF-16, with a byte order mark or without: PowerShell's `>` writes UTF-16."""
+    encoding = _utf16(data) or "utf-8-sig"
+    return data.decode(encoding, errors="replace")
+
+
+def _utf8(data: bytes) -> bytes:
+    """Return XML in UTF-8 where it came in UTF-16, whatever it declares; other bytes as they are."""
+    encoding = _utf16(data)
+    if encoding is None:
+        return data
+    text = data.decode(encoding, errors="replace")
+    return re.sub(r"""(<\?xml[^>]*?)\s+encoding=(["'])[^"']*\2""", r"\1", text, count=1).encode()
+
+
+def _utf16(data: bytes) -> str | None:
+    """Return the name of the UTF-16 that `data` is in, None for anything else."""
+    if data[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
+        return "utf-16"
+    opening = data[:64]
+    # nvidia-smi writes ASCII: in UTF-16 every other byte of it is zero.
+    low, high = opening[1::2], opening[::2]
+    if len(opening) >= 4 and not any(low):
+        return "utf-16-le"
+    return "utf-16-be" if len(opening) >= 4 and not any(high) else None
+
+
 def _from_matrix(matrix: Matrix, path: Path, smi_xml: Path | None) -> Machine:
     source = "nvidia-smi topo -m"
     driver = None
@@ -109,7 +138,7 @@ def _from_matrix(matrix: Matrix, path: Path, smi_xml: Path | None) -> Machine:
                 f"{path.with_suffix('.xml').name} beside this file, or give it with --smi-xml"
             )
     else:
-        query = parse_query(_read(smi_xml), str(smi_xml))
+        query = parse_query(_utf8(_read(smi_xml)), str(smi_xml))
         if len(query.gpus) != len(gpus):
             raise ConfigurationError(
                 f"{smi_xml} has {len(query.gpus)} GPUs and {path} has {len(gpus)}; take both from one machine"

@@ -20,6 +20,17 @@ if ! set_by_hand COMPOSE_FILE; then
     *) fail "there is no engine \"$engine\"; wanted v100 or portable" 2 ;;
   esac
 fi
+# As a variable of the container `docker inspect` would show it; compose fills a read-only container's secret from files alone.
+! grep -qsE '^(export )?HF_TOKEN=.' .env || fail "HF_TOKEN in .env would be shown by docker inspect; put it into a file and its path into .env as APPLIANCE_HF_TOKEN_FILE, or export it in the shell" 2
+if [ -n "${HF_TOKEN:-}" ] && ! set_by_hand APPLIANCE_HF_TOKEN_FILE; then
+  # The folder keeps the machine's other users out; in the container any user id must be able to read the file. It is
+  # written over in place: a container that is started again has this very file mounted.
+  mkdir -p secrets && chmod go-rwx secrets
+  printf '%s\n' "$HF_TOKEN" >secrets/hf_token && chmod 0644 secrets/hf_token
+  export APPLIANCE_HF_TOKEN_FILE=./secrets/hf_token
+  say "HF_TOKEN goes to the container as the secret file secrets/hf_token"
+fi
+unset HF_TOKEN
 say "${COMPOSE_FILE:-the files that .env names}"
 
 docker compose config --quiet || fail "compose refuses its files or .env, see above" 2

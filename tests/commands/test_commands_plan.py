@@ -15,6 +15,7 @@ import pytest
 from appliance import cli
 from appliance.launch.settings import SETTINGS
 from appliance.paths import TOPOLOGIES
+from tests.launch.launch_cases import write_serving_files
 
 FOUR = ["--topology", str(TOPOLOGIES / "4xv100-sxm2-16gb.json")]
 HELP = "`appliance plan --help` lists the options"
@@ -68,6 +69,7 @@ def test_the_generation_is_told_and_not_made(capsys: pytest.CaptureFixture[str],
     model.mkdir()
     (model / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
     (model / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
+    write_serving_files(model)
     words = ["plan", *NONE, "--model", str(model), "--state-dir", str(tmp_path / "state")]
     assert cli.main([*words, "--json"]) == 0
     cache = json.loads(capsys.readouterr().out)["compile_cache"]

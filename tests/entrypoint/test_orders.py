@@ -29,6 +29,7 @@ def plan() -> dict[str, Any]:
 
 def test_the_engine_inherits_everything_but_the_appliances_own_secrets() -> None:
     own = {"APPLIANCE_API_KEY": "sk-1", "APPLIANCE_SIDECAR_TOKEN": "t-1", "APPLIANCE_API_KEY_FILE": "/run/secrets/key"}
+    own |= {"HF_TOKEN": "hf-1", "HUGGING_FACE_HUB_TOKEN": "hf-2", "APPLIANCE_HF_TOKEN_FILE": "/run/secrets/hf_token"}
     theirs = {"VLLM_API_KEY": "sk-1", "PATH": "/bin", "HOME": "/root", "APPLIANCE_RUN_DIR": "/run/appliance"}
     found = orders.of(PlanRecord.from_json(plan()), {**own, **theirs})
     assert found.environment == {**theirs, "HOME": "/state/home"}

@@ -27,8 +27,15 @@ class Ask(Protocol):
     ) -> Request: ...
 
 
+def write_serving_files(folder: Path) -> None:
+    """Write what serving needs beside weights: a tokenizer with a chat template, and a generation config."""
+    (folder / "tokenizer.json").write_text('{"version": "1.0"}')
+    (folder / "tokenizer_config.json").write_text('{"eos_token": "<e>", "chat_template": "{{ messages }}"}')
+    (folder / "generation_config.json").write_text('{"eos_token_id": 0}')
+
+
 def write_checkpoint(folder: Path, quantization: dict[str, Any] | None = None, architecture: str = "") -> Path:
-    """Write the smallest checkpoint that is whole: a configuration and one tensor of four bytes."""
+    """Write the smallest checkpoint that is whole: one tensor of four bytes, with all that serving needs."""
     folder.mkdir(parents=True)
     config: dict[str, Any] = {"architectures": [architecture or "Qwen3_5ForConditionalGeneration"]}
     if quantization:
@@ -36,4 +43,5 @@ def write_checkpoint(folder: Path, quantization: dict[str, Any] | None = None, a
     (folder / "config.json").write_text(json.dumps(config))
     header = json.dumps({"w": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}).encode()
     (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + bytes(4))
+    write_serving_files(folder)
     return folder

@@ -10,7 +10,7 @@ import pytest
 from appliance.commands.plan import to_text
 from appliance.errors import ConfigurationError
 from appliance.launch.generation import describe
-from appliance.launch.keys import engine_secrets, sidecar_secrets, sidecar_token
+from appliance.launch.keys import engine_secrets, hub_secrets, sidecar_secrets, sidecar_token
 from appliance.launch.resolve import resolve
 
 if TYPE_CHECKING:
@@ -140,3 +140,40 @@ def test_two_tokens_are_one_too_many(ask: Ask) -> None:
 def test_the_engines_address_is_a_setting_and_no_argument_of_vllm(ask: Ask) -> None:
     plan = resolve(ask("none", environ={"APPLIANCE_ENGINE_URL": "http://engine:8000"}))
     assert plan.setting("engine_url") == "http://engine:8000"
+
+
+HUB_TOKEN = "hf_of_the_test"
+
+
+@pytest.mark.parametrize("source", ["HF_TOKEN", "option", "variable", "file over HF_TOKEN"])
+def test_hugging_faces_token_is_in_no_plan(source: str, ask: Ask, tmp_path: Path) -> None:
+    path = tmp_path / "hub"
+    path.write_text(f"{HUB_TOKEN}\n")
+    options = {"hf_token_file": str(path)} if source == "option" else {}
+    environ = {} if source in ("option", "HF_TOKEN") else {"APPLIANCE_HF_TOKEN_FILE": str(path)}
+    if source in ("HF_TOKEN", "file over HF_TOKEN"):
+        environ["HF_TOKEN"] = HUB_TOKEN if source == "HF_TOKEN" else "hf_of_another"
+    asked = ask("none", options, environ=environ)
+    assert hub_secrets(asked) == {"HF_TOKEN": HUB_TOKEN}
+    plan = resolve(asked)
+    shown = json.dumps(plan.to_json()) + "\n".join(to_text(plan, describe(plan, asked.environ)))
+    assert HUB_TOKEN not in shown
+    assert "hf_of_another" not in shown
+
+
+def test_without_hugging_faces_token_there_is_none(ask: Ask) -> None:
+    assert hub_secrets(ask("none", environ={"HF_TOKEN": " ", "APPLIANCE_HF_TOKEN_FILE": ""})) == {}
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [(None, "cannot be read (No such file or directory)"), ("\n", "holds no token on its first line")],
+)
+def test_a_bad_file_of_the_hubs_token_stops_the_plan(
+    content: str | None, message: str, ask: Ask, tmp_path: Path
+) -> None:
+    if content is not None:
+        (tmp_path / "hub").write_text(content)
+    with pytest.raises(ConfigurationError) as said:
+        resolve(ask("none", environ={"APPLIANCE_HF_TOKEN_FILE": "hub"}))
+    assert str(said.value) == f"environment APPLIANCE_HF_TOKEN_FILE: hf_token_file {tmp_path / 'hub'}: {message}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import tomllib
 from typing import TYPE_CHECKING
@@ -78,6 +79,41 @@ def test_help(stub: Path, word: str) -> None:
     done = launch(stub, word)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("usage: serve_qwen38_27b_nvfp4_v100.sh TARGET [--draft DIR] [vllm options]\n")
+
+
+@pytest.mark.parametrize("linked", [False, True])
+def test_it_finds_the_environment_that_it_is_installed_in(stub: Path, tmp_path: Path, linked: bool) -> None:
+    installed = stub / "serve_qwen38_27b_nvfp4_v100.sh"
+    shutil.copy2(ROOT / SCRIPT, installed)
+    called = installed
+    if linked:
+        called = tmp_path / "elsewhere"
+        called.symlink_to(installed)
+    other = tmp_path / "other" / "appliance"
+    other.parent.mkdir()
+    other.write_text("#!/bin/sh\nexit 9\n")
+    other.chmod(0o755)
+    for path in ("/usr/bin:/bin", f"{other.parent}:/usr/bin:/bin"):
+        done = subprocess.run([called, "/m"], env={"PATH": path}, capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stderr) == (7, "")
+        assert done.stdout == "".join(f"[{word}]\n" for word in [*SERVE, "/m", "--"])
+
+
+def test_in_a_checkout_it_finds_the_environment_beside(stub: Path, tmp_path: Path) -> None:
+    script = tmp_path / "checkout" / SCRIPT
+    script.parent.mkdir(parents=True)
+    shutil.copy2(ROOT / SCRIPT, script)
+    own = {"PATH": "/usr/bin:/bin"}
+    done = subprocess.run([script, "/m"], env=own, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (127, "")
+    assert done.stderr.startswith(
+        f'serve_qwen38_27b_nvfp4_v100.sh: no program "appliance" in {script.parent}, on PATH '
+    )
+    assert done.stderr.count("\n") == 1
+    stub.rename(tmp_path / "made")
+    (tmp_path / "checkout" / ".venv").mkdir()
+    (tmp_path / "made").rename(tmp_path / "checkout" / ".venv" / "bin")
+    assert subprocess.run([script, "/m"], env=own, capture_output=True, check=False).returncode == 7
 
 
 def test_it_is_installed_with_the_package() -> None:

@@ -245,7 +245,9 @@ memory:
   headroom: {figure}
   guarantee_requests: 1
   guarantee_tokens: 128
-arguments: {{dtype: bfloat16, max_model_len: 128, max_num_batched_tokens: 128, max_num_seqs: 1, block_size: 128}}
+arguments:
+  {{dtype: bfloat16, max_model_len: 128, max_num_batched_tokens: 128, max_num_seqs: 1, block_size: 128,
+    skip_tokenizer_init: true, generation_config: vllm}}
 environment: {{VLLM_CPU_KVCACHE_SPACE: "1"}}
 health: {{start: 10, progress: 10, stall_grace: 10, drain: 10}}
 """
@@ -288,6 +290,30 @@ def test_fetch_and_verify(
     assert models("verify", *words) == 1
     shown = capsys.readouterr()
     assert shown.err.splitlines()[-1].startswith(f"appliance: model.safetensors in {folder} has SHA-256 ")
+
+
+@pytest.mark.parametrize("by", ["HF_TOKEN", "file"])
+def test_a_gated_model_is_fetched_with_the_token(
+    by: str, tmp_path: Path, profile: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    gated = hub()
+    gated.wanted_token = "hf_right"
+    words = ["fetch", "--profile", profile, "--state-dir", str(tmp_path / "state")]
+    with fakehub.running(gated) as served:
+        monkeypatch.setenv("HF_ENDPOINT", served.url)
+        assert models(*words) == 1
+        assert "is gated" in capfd.readouterr().err
+        if by == "file":
+            (tmp_path / "token").write_text("hf_right\n")
+            words += ["--hf-token-file", str(tmp_path / "token")]
+        else:
+            monkeypatch.setenv("HF_TOKEN", "hf_right")
+        assert models(*words) == 0
+    assert gated.tokens[-1] == "Bearer hf_right"
+    shown = capfd.readouterr()
+    assert "hf_right" not in shown.out + shown.err
+    for path in (tmp_path / "state").rglob("*"):
+        assert path.is_dir() or b"hf_right" not in path.read_bytes(), path
 
 
 def test_offline_is_one_line_and_status_1(tmp_path: Path, profile: str, capsys: pytest.CaptureFixture[str]) -> None:

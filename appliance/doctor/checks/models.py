@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from appliance.doctor.check import Check, from_error
 from appliance.errors import ApplianceError
-from appliance.models import place
+from appliance.models import place, serving
 from appliance.models.checkpoint import inspect
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ def model(name: str, planned: PlannedModel, *, offline: bool) -> Check:
     if planned.origin == "folder" or place.is_there(folder):
         try:
             found = inspect(folder)
+            serving.check(folder, planned.needs)
         except ApplianceError as error:
             return from_error(name, name, error, "download it again, or name another folder")
         if found.kind != planned.kind:

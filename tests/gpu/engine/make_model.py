@@ -183,6 +183,7 @@ class Checkpoint:
             own = described | ({"quantization_config": quantisation} if kind == "fp8" else {})
             (self.folder / kind / "config.json").write_text(json.dumps(own, indent=1))
             write_tokenizer(self.folder / kind, vocabulary)
+            (self.folder / kind / "generation_config.json").write_text(json.dumps({"eos_token_id": 1}))
             index = {"metadata": {"total_size": 0}, "weight_map": weights}
             (self.folder / kind / "model.safetensors.index.json").write_text(json.dumps(index))
 

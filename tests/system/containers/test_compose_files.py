@@ -213,6 +213,27 @@ def test_secrets_are_files_and_only_where_given(tmp_path: Path) -> None:
     assert "sk-of-a-test" not in json.dumps(given)
 
 
+def test_hugging_faces_token_is_the_engines_alone_and_a_file() -> None:
+    services, secrets = load("compose.yaml")["services"], load("compose.yaml")["secrets"]
+    assert services["engine"]["environment"]["APPLIANCE_HF_TOKEN_FILE"] == (
+        "${APPLIANCE_HF_TOKEN_FILE:+/run/secrets/hf_token}"
+    )
+    assert secrets["hf_token"] == {"file": "${APPLIANCE_HF_TOKEN_FILE:-/dev/null}"}
+    assert "hf_token" in services["engine"]["secrets"]
+    assert "hf_token" not in services["sidecar"]["secrets"]
+
+
+@pytest.mark.image
+def test_a_variable_of_the_shell_is_no_variable_of_the_container(tmp_path: Path) -> None:
+    required("docker")
+    (tmp_path / "hub").write_text("hf_of_a_test\n")
+    given = resolved(FILES[:1], tmp_path, APPLIANCE_HF_TOKEN_FILE="./hub", HF_TOKEN="hf_of_a_test")
+    assert given["services"]["engine"]["environment"]["APPLIANCE_HF_TOKEN_FILE"] == "/run/secrets/hf_token"
+    assert "APPLIANCE_HF_TOKEN_FILE" not in given["services"]["sidecar"]["environment"]
+    assert given["secrets"]["hf_token"]["file"] == str(tmp_path / "hub")
+    assert "hf_of_a_test" not in json.dumps(given)
+
+
 @pytest.mark.image
 def test_a_folder_takes_the_place_of_the_volume_of_models(tmp_path: Path) -> None:
     required("docker")
