@@ -45,7 +45,7 @@ def past_links(machine: Machine, rejected: Sequence[Fit]) -> tuple[str, ...]:
         "`name: own` and, under `needs`, `links: none`; APPLIANCE_PROFILE=./own.yaml takes it",
         "for peer access in a virtual machine, the hypervisor must grant it: pass the GPUs of one board through "
         "together with their NVLinks, or put PCIe GPUs into one peer group (QEMU: x-nv-gpudirect-clique); without a "
-        "hypervisor, turn ACS and the IOMMU (VT-d, AMD-Vi) off in the BIOS",
+        "hypervisor, turn ACS off in the BIOS, and the IOMMU (VT-d, AMD-Vi) off there or to passthrough (iommu=pt)",
     )
 
 
