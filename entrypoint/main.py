@@ -120,6 +120,7 @@ def summary(plan: Plan, address: Address) -> Iterator[str]:
     yield f"{plan.title} (profile {plan.profile}: {'pinned' if pinned else 'the best that fits'})"
     for other in () if pinned else plan.selection["rejected"]:
         yield f"not {other['profile']}: {'; '.join(other['reasons'])}"
+    yield from plan.selection.get("advice", ())
     yield f"model {plan.served_model_name} in {plan.model.folder}"
     if plan.draft:
         yield f"draft in {plan.draft.folder}"

@@ -62,8 +62,10 @@ def resolve(asked: Request) -> Plan:
         model=known["model"],
         draft=known["draft"] if draft else None,
     )
-    model = replace(model, needs=serving.needs({name: sourced.value for name, sourced in arguments.items()}))
+    values = {name: sourced.value for name, sourced in arguments.items()}
+    model = replace(model, needs=serving.needs(values))
     checkpoints.check_present(model)
+    serving.check_tokenizer_elsewhere(values)
     platform = known["vllm_platform"]
     environment, notes = engine_environment(
         state_dir=known["state_dir"],

@@ -6,6 +6,7 @@ Reads small files only. Standard library only.
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from appliance.errors import CheckError
@@ -14,7 +15,6 @@ from appliance.models.hub_cache import link_fault
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
-    from pathlib import Path
 
 Need = Literal["tokenizer", "chat_template", "generation_config", "processor"]
 
@@ -50,6 +50,13 @@ def needs(arguments: Mapping[str, Any]) -> tuple[Need, ...]:
     if not arguments.get("language_model_only") and not _without_media(arguments.get("limit_mm_per_prompt")):
         wanted.append("processor")
     return tuple(wanted)
+
+
+def check_tokenizer_elsewhere(arguments: Mapping[str, Any]) -> None:
+    """Hold the folder that the argument `tokenizer` names, where it is one here. Raises CheckError."""
+    named = arguments.get("tokenizer")
+    if isinstance(named, str) and named != arguments.get("model") and Path(named).is_dir():
+        check(Path(named), ("tokenizer",) if arguments.get("chat_template") else ("tokenizer", "chat_template"))
 
 
 def check(folder: Path, wanted: Iterable[Need]) -> None:

@@ -41,11 +41,11 @@ def past_links(machine: Machine, rejected: Sequence[Fit]) -> tuple[str, ...]:
         *lines,
         f"without peer access {fit.profile} starts on {gpus} with APPLIANCE_PROFILE={fit.profile} and "
         "APPLIANCE_FORCE=1: ranks then exchange through host memory (/dev/shm), which is slower",
-        f"a profile without peers does the same without force: a copy of {fit.profile}.yaml with `links: none` under "
-        "`needs`, named by APPLIANCE_PROFILE=./FILE.yaml",
+        f"a profile without peers does the same without force: a copy of {fit.profile}.yaml as own.yaml, with "
+        "`name: own` and, under `needs`, `links: none`; APPLIANCE_PROFILE=./own.yaml takes it",
         "for peer access in a virtual machine, the hypervisor must grant it: pass the GPUs of one board through "
         "together with their NVLinks, or put PCIe GPUs into one peer group (QEMU: x-nv-gpudirect-clique); without a "
-        "hypervisor, turn ACS and the IOMMU (VT-d, AMD-Vi) off in the BIOS",
+        "hypervisor, turn ACS off in the BIOS, and the IOMMU (VT-d, AMD-Vi) off there or to passthrough (iommu=pt)",
     )
 
 

@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,9 @@ import pytest
 from appliance import rundir
 from appliance.health import judge
 from appliance.launch import request, resolve, settings
+from appliance.models.progress import SilentProgress
 from entrypoint import main
+from entrypoint.relay import secrets_of
 from tests.waiting import LIMIT_S, until
 
 ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith(("APPLIANCE_", "VLLM_"))}
@@ -159,3 +162,33 @@ def test_the_summary_says_what_why_and_where(tmp_path: Path) -> None:
     assert apart.status is None
     assert list(main.summary(plan_of(tmp_path, "--no-sidecar"), apart))[-1] == "will be at http://127.0.0.1:8000/v1"
     assert main.address_of(plan).probe.endswith(f"probe ready --run-dir {tmp_path}/run")
+
+
+def test_hugging_faces_token_reaches_the_download_and_what_hides_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "token").write_text("hf_of_the_test\n")
+    handed: dict[str, str] = {}
+
+    def noted(_plan: object, environment: dict[str, str]) -> int:
+        handed.update(environment)
+        return 0
+
+    monkeypatch.setattr(main, "serve", noted)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    for name in [name for name in os.environ if name.startswith(("APPLIANCE_", "VLLM_", "HF_TOKEN"))]:
+        monkeypatch.delenv(name)
+    assert main.main(portable(tmp_path, "--hf-token-file", str(tmp_path / "token"))) == 0
+    assert handed["HF_TOKEN"] == "hf_of_the_test"
+    assert "hf_of_the_test" in secrets_of(handed)
+
+    given: list[str | None] = []
+    monkeypatch.setattr("appliance.models.ensure.ensure", lambda _model, **words: given.append(words["token"]))
+    main._fetch(plan_of(tmp_path), SilentProgress(), handed["HF_TOKEN"])
+    assert given == ["hf_of_the_test"]
+
+
+def test_the_summary_tells_of_room_for_a_second_instance(tmp_path: Path) -> None:
+    plan = plan_of(tmp_path)
+    roomy = replace(plan, selection={**plan.selection, "advice": ["a second instance fits on 2,3: …"]})
+    assert "a second instance fits on 2,3: …" in list(main.summary(roomy, main.address_of(plan)))

@@ -148,6 +148,18 @@ def test_a_download_that_is_there_is_held_against_it_too(tmp_path: Path, capsys:
     assert cli.main([*words, "--", "--skip-tokenizer-init"]) == 0
 
 
+def test_a_tokenizer_elsewhere_is_held_too(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["plan", "--topology", str(TOPOLOGIES / "none.json"), "--model", str(folder)]
+    words += ["--state-dir", str(tmp_path / "state"), "--", "--tokenizer"]
+    other = tmp_path / "other"
+    other.mkdir()
+    assert cli.main([*words, str(other)]) == 1
+    assert capsys.readouterr().err.startswith(f"appliance: {other}: has no tokenizer ")
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (folder / name).rename(other / name)
+    assert cli.main([*words, str(other)]) == 0
+
+
 @pytest.fixture
 def cached(folder: Path, tmp_path: Path) -> Path:
     """A model's folder in a Hugging Face cache, with one snapshot."""

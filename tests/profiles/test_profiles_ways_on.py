@@ -48,7 +48,7 @@ def test_two_gpus_without_peer_access_have_a_way_on() -> None:
     force, own, hypervisor = selection.advice
     assert force.startswith(f"without peer access {TP2} starts on GPUs 0, 1 with APPLIANCE_PROFILE={TP2} and ")
     assert "APPLIANCE_FORCE=1" in force
-    assert f"a copy of {TP2}.yaml with `links: none` under `needs`" in own
+    assert f"a copy of {TP2}.yaml as own.yaml, with `name: own` and, under `needs`, `links: none`" in own
     assert "hypervisor" in hypervisor
     assert "BIOS" in hypervisor
     for line in selection.advice:
