@@ -50,8 +50,10 @@ def misfit(params: Any, vocabulary: int) -> tuple[str, str] | None:  # noqa: ANN
 
 def outside(ids: Sequence[int], vocabulary: int) -> str | None:
     """Say which of `ids` is no token of the model. A negative one would count from the end, and mean another token."""
-    wrong = next((each for each in ids if not 0 <= each < vocabulary), None)
-    return None if wrong is None else f"token id {wrong} is not in the vocabulary; wanted 0 to {vocabulary - 1}"
+    if not ids or (min(ids) >= 0 and max(ids) < vocabulary):
+        return None
+    wrong = next(each for each in ids if not 0 <= each < vocabulary)
+    return f"token id {wrong} is not in the vocabulary; wanted 0 to {vocabulary - 1}"
 
 
 def _structure(asked: Any) -> tuple[str, str] | None:  # noqa: ANN401 - vLLM's StructuredOutputsParams
@@ -93,8 +95,13 @@ def install() -> None:
 
     @functools.wraps(verify)
     def checked(self: Any, model_config: Any, *others: Any, **named: Any) -> None:  # noqa: ANN401 - vLLM's own
-        verify(self, model_config, *others, **named)
-        if found := misfit(self, model_config.get_vocab_size()):
+        try:
+            verify(self, model_config, *others, **named)
+            found = misfit(self, model_config.get_vocab_size())
+        except RecursionError:
+            # Both walk through what the client sent.
+            found = "structured_outputs", "nested too deeply"
+        if found:
             raise VLLMValidationError(f"{found[0]}: {found[1]}.", parameter=found[0])
 
     validate = InputProcessor._validate_model_input

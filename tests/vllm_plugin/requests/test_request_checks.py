@@ -93,6 +93,12 @@ def test_both_of_vllms_checks_refuse_it(monkeypatch: pytest.MonkeyPatch) -> None
     parameters(stop_token_ids=[99]).verify(model, None, None, None)
     with pytest.raises(VLLMValidationError, match="token id 100 is not in the vocabulary"):
         parameters(stop_token_ids=[100]).verify(model, None, None, None)
+    deep: dict[str, Any] = {"type": "integer"}
+    for _ in range(3000):
+        deep = {"type": "array", "items": deep}
+    structures = SimpleNamespace(backend="xgrammar")
+    with pytest.raises(VLLMValidationError, match="structured_outputs: nested too deeply"):
+        parameters(structure={"json": deep}).verify(model, None, structures, SimpleNamespace())
     processor = SimpleNamespace(
         model_config=model, tokenizer=SimpleNamespace(max_token_id=200), _validate_prompt_len=lambda *_: None
     )
