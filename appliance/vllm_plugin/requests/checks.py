@@ -17,8 +17,8 @@ from appliance.vllm_plugin.requests.schema_keywords import unenforced
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-MOST_IDS = 4096
-"""Of a list of token ids or words in one request; each is looked at in every step."""
+MOST_WORDS = 4096
+"""Of a list of words in one request; each is looked for in every step."""
 
 FINITE = ("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty")
 
@@ -30,14 +30,14 @@ def misfit(params: Any, vocabulary: int) -> tuple[str, str] | None:  # noqa: ANN
     """
     for name in ("stop_token_ids", "allowed_token_ids"):
         ids = getattr(params, name, None) or ()
-        if len(ids) > MOST_IDS:
-            return name, f"{len(ids)} token ids; {MOST_IDS} at most"
+        if len(ids) > vocabulary:
+            return name, f"{len(ids)} token ids; {vocabulary} at most"
         if found := outside(ids, vocabulary):
             return name, found
     for name in ("stop", "bad_words"):
         words = getattr(params, name, None) or ()
-        if len(words) > MOST_IDS:
-            return name, f"{len(words)} entries; {MOST_IDS} at most"
+        if len(words) > MOST_WORDS:
+            return name, f"{len(words)} entries; {MOST_WORDS} at most"
     for name in FINITE:
         value = getattr(params, name, None)
         if value is not None and not math.isfinite(value):

@@ -31,7 +31,7 @@ NOT = {"type": "integer", "not": {"const": 1}}
     [
         ({"stop_token_ids": [5, 100], "min_tokens": 1}, "stop_token_ids", "token id 100 is not in the vocabulary"),
         ({"stop_token_ids": [-1]}, "stop_token_ids", "token id -1 is not in the vocabulary; wanted 0 to 99"),
-        ({"stop_token_ids": [1] * 5000}, "stop_token_ids", "5000 token ids; 4096 at most"),
+        ({"stop_token_ids": [1] * 5000}, "stop_token_ids", "5000 token ids; 100 at most"),
         ({"allowed_token_ids": [99, 4000]}, "allowed_token_ids", "token id 4000"),
         ({"stop": ["a"] * 5000}, "stop", "5000 entries"),
         ({"temperature": float("nan")}, "temperature", "nan is no finite number"),
