@@ -19,9 +19,9 @@ LONGEST = 64 * 1024
 """Bytes of one line that are shown together; a longer one is cut, so that no program can fill the memory."""
 
 HIDDEN = "[hidden]"
-_OWN_SECRETS = ("APPLIANCE_*KEY*", "APPLIANCE_*TOKEN*", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
-"""The hub's too: the model is there before the engine starts, which never goes to the network."""
-SECRET_NAMES = ("VLLM_API_KEY", *_OWN_SECRETS)
+_NOT_FOR_THE_ENGINE = ("APPLIANCE_*KEY*", "APPLIANCE_*TOKEN*", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
+"""The appliance's own, and the hub's: the model is there before the engine starts, which never goes to the network."""
+SECRET_NAMES = ("VLLM_API_KEY", *_NOT_FOR_THE_ENGINE)
 _SHORTEST_SECRET = 4  # hiding every "a" would leave nothing to read, and protects nothing
 
 _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-_])")
@@ -46,7 +46,7 @@ def secrets_of(environment: Mapping[str, str]) -> tuple[str, ...]:
 
 def is_own_secret(name: str) -> bool:
     """Whether a variable holds a secret that no program but the appliance's own reads."""
-    return any(fnmatchcase(name, pattern) for pattern in _OWN_SECRETS)
+    return any(fnmatchcase(name, pattern) for pattern in _NOT_FOR_THE_ENGINE)
 
 
 @dataclass

@@ -118,8 +118,10 @@ BACKENDS = ("xgrammar", "guidance")
 def _with_backend(given: Sourced | None) -> Sourced:
     """Name one library for structured outputs: by itself vLLM checks a request by any, and compiles by the first's."""
     ours = Sourced({"backend": BACKENDS[0]}, "derived: one grammar library checks and compiles")
-    if given is None or not isinstance(given.value, dict):
-        return ours if given is None else given
+    if given is None:
+        return ours
+    if not isinstance(given.value, dict):
+        return given
     backend = given.value.get("backend")
     if backend is None:
         return Sourced(ours.value | given.value, both(given.source, ours.source))

@@ -45,8 +45,8 @@ def parse_matrix(text: str, where: str) -> Matrix | None:
     """Return the first GPU matrix in `text`, or None when it holds none.
 
     Prompts, escape sequences, the bars of a Markdown table, NIC rows and columns, affinities and the legend around it
-    are passed over. Raises
-    ConfigurationError, its text beginning with `where`, for a matrix that is incomplete or contradicts itself.
+    are passed over. Raises ConfigurationError, its text beginning with `where`, for a matrix that is incomplete or
+    contradicts itself.
     """
     header, rows = _table(text)
     devices = header[: header.index("CPU")] if "CPU" in header else header
